@@ -66,6 +66,7 @@ def test_numbers_out_of_range_are_told(name: str) -> None:
     """The error names the argument."""
     make, function = signatures.SIGNATURES[name]
     declared = signatures.parameters(function)
+    assert {*RANGES[name]} <= {one.name for one in declared}
     for argument, values in RANGES[name].items():
         for value in values:
             with pytest.raises(ProbneuralError, match=argument):

@@ -182,28 +182,10 @@ SCALARS = [
     Good("saved", lambda: saved(fno(width=np.int64(4), depth=np.int32(1))), lambda: weights_of(fno())),
     Good("members", lambda: ensemble_of(np.int64(2)), lambda: ensemble_of(2)),
     Good("ensemble's seed", lambda: ensemble_of(2, seed=np.int64(1)), lambda: ensemble_of(2, seed=1)),
-    Good(
-        "groups",
-        lambda: deviation(pn.heads.KernelOperator(groups=np.int64(2), iterations=np.int64(1))),
-        lambda: deviation(pn.heads.KernelOperator(groups=2, iterations=1)),
-    ),
     Good("factor", lambda: (probe() * np.float64(2.0))(truth().values), lambda: (probe() * 2.0)(truth().values)),
     Good("index", lambda: pairs().inputs[np.int64(3)].values, lambda: pairs().inputs[3].values),
     Good("indices", lambda: pairs().inputs[np.array([3, -1])].values, lambda: pairs().inputs[[3, -1]].values),
     Good("mask", lambda: pairs().inputs[np.arange(12) > 9].values, lambda: pairs().inputs[10:].values),
-    Good(
-        "viscosity",
-        lambda: (
-            pn.problems.Burgers(np.float64(0.25), random_field=pn.problems.GaussianRandomField(1, np.int64(4)))
-            .sample(np.int64(2), resolution=np.int64(16), seed=0)
-            .outputs.values
-        ),
-        lambda: (
-            pn.problems.Burgers(0.25, random_field=pn.problems.GaussianRandomField(1, 4))
-            .sample(2, resolution=16, seed=0)
-            .outputs.values
-        ),
-    ),
     Good(
         "count", lambda: select(active.RandomSelection(), count=np.int64(2)), lambda: select(active.RandomSelection(), count=2)
     ),

@@ -17,7 +17,7 @@ from probneural.errors import ArgumentError, DataError, FileError, GridError, Pr
 from probneural.fields import Field
 from probneural.grids import interpolation_matrix
 from probneural.pairs import FieldPairs
-from probneural.training import EarlyStopping, Optimization
+from probneural.training import DataOptions, EarlyStopping, Optimization, RunOptions
 from tests.bad_input.world import (
     GRID,
     PLANE,
@@ -123,17 +123,21 @@ TRAINING = [
     Case("lbfgs in half precision", lambda: Optimization(optimizer="lbfgs", precision="float16"), ArgumentError, "lbfgs"),
     Case(
         "nothing to watch",
-        lambda: fit(validation=0.0, optimization=Optimization(early_stopping=EarlyStopping(patience=2))),
+        lambda: fit(data=DataOptions(validation=0.0), optimization=Optimization(early_stopping=EarlyStopping(patience=2))),
         ArgumentError,
         "validation",
     ),
     Case("no optimizer made", lambda: fit(optimization=Optimization(optimizer=lambda p, lr: 3)), ArgumentError, "optimizer"),
     Case("no schedule made", lambda: fit(optimization=Optimization(schedule=lambda o, steps: 3)), ArgumentError, "schedule"),
     *refused(
-        "callbacks", lambda v: fit(callbacks=v), (3, "print", [print], [pn.training.EachEpoch]), ArgumentError, "callbacks"
+        "callbacks",
+        lambda v: fit(run=RunOptions(callbacks=v)),
+        (3, "print", [print], [pn.training.EachEpoch]),
+        ArgumentError,
+        "callbacks",
     ),
-    *refused("device", lambda v: fit(device=v), ("toaster", 3.5, "meta"), ArgumentError, "device"),
-    Case("checkpoint in no folder", lambda: fit(run=pn.training.RunOptions(checkpoint="/nowhere/at/all")), FileError, "folder"),
+    *refused("device", lambda v: fit(run=RunOptions(device=v)), ("toaster", 3.5, "meta"), ArgumentError, "device"),
+    Case("checkpoint in no folder", lambda: fit(run=RunOptions(checkpoint="/nowhere/at/all")), FileError, "folder"),
     Case("train, complex", lambda: fit(train=FieldPairs(complex_pairs(), pairs().outputs)), DataError, "float"),
     Case("train, other channels", lambda: fit(train=pairs(12, channels=2)), (ShapeError, DataError), "channels|shape"),
     Case("train, other precision", lambda: fit(train=pairs().to(torch.float64)), DataError, "float"),

@@ -13,17 +13,18 @@ COUNT = (0, -1)
 LEVEL = (0.0, 1.0, -0.9, 90)
 POSITIVE = (0.0, -1.0)
 MODES = 10**6
+SAMPLE = {"n": COUNT, "resolution": (3,), "seed": (-1,)}
 ELSEWHERE = (GaussianRandomField(3, 2, boundary="neumann"),)
 
 RANGES: dict[str, dict[str, tuple[Any, ...]]] = {
-    "fit": {"epochs": COUNT, "batch_size": COUNT, "learning_rate": POSITIVE, "seed": (-1,), "validation": (1.0, -0.1)},
+    "fit": {"epochs": COUNT, "learning_rate": POSITIVE, "seed": (-1,)},
     "training.Optimization": {
         "weight_decay": (-0.1,),
         "gradient_clip": POSITIVE,
         "accumulation": COUNT,
     },
     "training.EarlyStopping": {"patience": COUNT},
-    "training.DataOptions": {"workers": (-1,), "prefetch": COUNT},
+    "training.DataOptions": {"batch_size": COUNT, "validation": (1.0, -0.1), "workers": (-1,), "prefetch": COUNT},
     "training.Checkpoint": {"steps": (0,), "seconds": (-1.0,)},
     "operators.FNO": {"in_channels": COUNT, "width": COUNT, "depth": COUNT, "modes": ((0,), (), (2, 2, 2, 2))},
     "operators.DeepONet": {"basis": (0,)},
@@ -92,7 +93,7 @@ RANGES: dict[str, dict[str, tuple[Any, ...]]] = {
     "problems.Burgers": {"viscosity": POSITIVE, "time": POSITIVE, "random_field": ELSEWHERE, "design_dim": (0, MODES)},
     "problems.Darcy1D": {"random_field": ELSEWHERE, "design_dim": (0, MODES)},
     "problems.Darcy2D": {"degree": (0,), "spread": (0.0,), "random_field": ELSEWHERE, "design_dim": (MODES,)},
-    "problems.Burgers.trajectory": {"times": ([], [0.0], [-0.1, 0.2], [0.2, 0.1], [0.1, 0.1], [nan])},
+    "problems.Burgers.trajectory": {"n": COUNT, "times": ([], [0.0], [-0.1, 0.2], [0.2, 0.1], [0.1, 0.1], [nan])},
     "problems.GaussianRandomField": {
         "dimension": COUNT,
         "modes": COUNT,
@@ -128,6 +129,9 @@ RANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "sigma": (0.0,),
         "design_dim": (13,),
     },
+    "problems.JoukowskiAirfoil.sample": SAMPLE,
+    "problems.PoissonOnShapes.sample": SAMPLE,
+    "problems.SphereHeat.sample": SAMPLE,
     "problems.PoissonOnShapes": {"degree": (-1,), "terms": (0,), "distortion": (-0.1, 1.0)},
     "problems.ShallowWater": {
         "time": POSITIVE,

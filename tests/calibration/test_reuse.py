@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ import torch
 import probneural as pn
 from probneural import calibration as c
 from probneural.distributions import Predictor
-from probneural.errors import CalibrationError, DataError, DataWarning
+from probneural.errors import CalibrationError, DataWarning
 from probneural.fields import Field
 from probneural.pairs import FieldPairs
 from tests.helpers import normal
@@ -54,29 +53,21 @@ REUSED: dict[str, tuple[str, Callable[[], FieldPairs]]] = {
     "windows of another stride": ("windows", lambda: trajectories().windows(stride=2)),
     "windows in another dtype": ("windows", lambda: rounded(trajectories().windows(lead=3))),
 }
-GUARDS: dict[str, Callable[[Predictor, FieldPairs], Any]] = {
-    "scale": c.VarianceScale().fit,
-    "simultaneous band": c.SimultaneousBand(level=0.5).fit,
-    "pointwise band": c.PointwiseBand(level=0.5, delta=0.5).fit,
-    "scores": pn.metrics.score_pairs,
-}
 
 
 @pytest.mark.parametrize("reused", REUSED)
-@pytest.mark.parametrize("guard", GUARDS)
-def test_training_pairs_are_refused(guard: str, reused: str) -> None:
+def test_training_pairs_are_refused(reused: str) -> None:
     kind, data = REUSED[reused]
-    with pytest.raises((CalibrationError, DataError), match="trained it"):
-        GUARDS[guard](trained(kind), data())
+    with pytest.raises(CalibrationError, match="trained it"):
+        c.VarianceScale().fit(trained(kind), data())
 
 
 @pytest.mark.parametrize("reused", ["another dtype", "windows of another lead", "windows in another dtype"])
-@pytest.mark.parametrize("guard", ["simultaneous band", "pointwise band"])
-def test_pairs_that_scaled_the_predictor_are_refused_by_bands(guard: str, reused: str) -> None:
+def test_pairs_that_scaled_the_predictor_are_refused_by_bands(reused: str) -> None:
     kind, data = REUSED[reused]
     head = trained("own")
     first = trajectories().windows() if kind == "windows" else pairs(5)
     scaled = c.VarianceScale().fit(head, first)
     again = data() if kind == "windows" else rounded(first)
     with pytest.raises(CalibrationError, match="calibrat"):
-        GUARDS[guard](scaled, again)
+        c.SimultaneousBand(level=0.5).fit(scaled, again)

@@ -81,11 +81,6 @@ def test_coverage_of_training_pairs_warns(name: str) -> None:
     BANDS[name](trained(), pairs(30, seed=51))
 
 
-def test_pairs_of_another_precision_are_the_same() -> None:
-    with pytest.raises(CalibrationError, match="30 of 30"):
-        C.VarianceScale().fit(trained(), TRAIN.to(torch.float32))
-
-
 def test_a_predictor_that_was_calibrated_or_measured_since_is_the_same() -> None:
     scaled = C.VarianceScale(local=False).fit(trained(), NEW)
     probe = pn.functionals.integral(GRID)

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from probneural.curvature import diagonals
 from probneural.curvature.diagonals import Estimate, row_squares_estimate, xdiag
+from probneural.curvature.lanczos import top_eigenpairs
+from probneural.curvature.quadrature import spectral_density
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.randomness import stream
 from tests.curvature.spectrum_cases import F64, Counted, rotation, spectra, with_eigenvalues
@@ -233,6 +235,8 @@ def test_seeds_repeat_and_leave_the_global_generator() -> None:
     root = decaying()
     before = torch.get_rng_state()
     pairs = [
+        [top_eigenpairs(Counted(matrix), 40, rank=4, seed=seed).vectors for seed in (1, 1, 2)],
+        [spectral_density(Counted(matrix), 40, probes=2, steps=5, seed=seed).nodes for seed in (1, 1, 2)],
         [xdiag(Counted(matrix), 40, products=8, seed=seed).values for seed in (1, 1, 2)],
         [rows_of(root, sketch=4, probes=3, seed=seed).values for seed in (1, 1, 2)],
     ]

@@ -197,15 +197,6 @@ def test_traces_of_the_identity_function(size: int, rank: int, probes: int, step
         assert float(nodes.min()) >= float(left.min()) - 1e-9
 
 
-def test_seeds_repeat_and_leave_the_global_generator() -> None:
-    matrix = with_eigenvalues(SPECTRA["harmonic"])
-    before = torch.get_rng_state()
-    first, second, other = (spectral_density(Counted(matrix), SIZE, probes=2, steps=5, seed=seed) for seed in (1, 1, 2))
-    assert torch.equal(before, torch.get_rng_state())
-    assert torch.equal(first.nodes, second.nodes)
-    assert not torch.equal(first.nodes, other.nodes)
-
-
 def test_functions_that_are_not_finite() -> None:
     matrix = with_eigenvalues(SPECTRA["low rank"])
     measure = spectral_density(Counted(matrix), SIZE, probes=2, steps=30)

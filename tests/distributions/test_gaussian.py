@@ -303,13 +303,6 @@ class TestCertainty:
             with pytest.raises(ConstraintError, match="1 of which stay unmet by up to 1.0e-03"):
                 call(probe, values)
 
-    def test_functions_of_no_uncertainty_at_all(self) -> None:
-        certain = GaussianField(torch.ones(2, 1, 6), DenseRoot(torch.zeros(2, 1, 6, 3)), latent="xi", grid=LINE)
-        total, values = integral(LINE), torch.ones(2, 1, 1)
-        for field in (certain, certain.constrain(total, values), certain.condition(total, values, noise=0.1)):
-            assert torch.equal(field.mean, certain.mean)
-            assert not field.variance.any()
-
     def test_no_functions_at_all(self) -> None:
         none, total = self.field()[:0], integral(LINE)
         assert len(none.constrain(total, torch.zeros(0, 1, 1))) == 0

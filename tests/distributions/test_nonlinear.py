@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from probneural.distributions import DenseRoot, EmpiricalField, GaussianField
-from probneural.errors import ArgumentError, DataError, GridError, ShapeError
+from probneural.errors import DataError, GridError, ShapeError
 from probneural.functionals import integral, maximum, stack
 from probneural.grids import Grid
 from tests.distributions.cases import Case, on_every_distribution
@@ -108,11 +108,6 @@ class TestBadInput:
     def test_functions_on_another_grid(self) -> None:
         with pytest.raises(GridError, match="a function on the distribution's grid"):
             independent().apply_by_draws(maximum(Grid.uniform(5, lengths=2.0)))
-
-    @pytest.mark.parametrize("function", [None, 3, "max", torch.zeros(3)])
-    def test_what_cannot_be_called(self, function: object) -> None:
-        with pytest.raises(ArgumentError, match="function"):
-            independent().apply_by_draws(function)  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("change", [lambda v: v.amax(-1), lambda v: v.amax(), lambda v: v[0], lambda v: v[..., :0]])
     def test_functions_that_lose_axes(self, change: object) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from probneural.distributions import DenseRoot, GaussianField, MixtureField, ScaleMixtureField
-from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.errors import ArgumentError, ShapeError
 from probneural.fields import Field
 from probneural.functionals import Functional, integral, sensors, stack
 from probneural.grids import Grid
@@ -129,5 +129,3 @@ def test_what_is_refused() -> None:
             ScaleMixtureField(gaussian(), torch.tensor(scales))
     with pytest.raises(ShapeError, match="weights"):
         ScaleMixtureField(gaussian(), SCALES, weights=SHARED[:2])
-    with pytest.raises(DataError, match="field"):
-        ScaleMixtureField(both(SHARED)[0], SCALES, weights=SHARED)  # type: ignore[arg-type]

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from probneural import metrics
 from probneural.distributions import EmpiricalField
 from probneural.errors import DataError, GridError, ShapeError
 from probneural.fields import Field
@@ -87,10 +86,3 @@ def test_errors() -> None:
         compare(EmpiricalField(broken[None], grid=GRID), truth)
     with pytest.raises(DataError, match="variances that torch.float64 holds"):
         compare(EmpiricalField(torch.stack([truth.values * 1e200, -truth.values * 1e200]), grid=GRID), truth)
-
-
-def test_scores_of_something_else_are_refused() -> None:
-    names = ("crps", "chi2", "nll", "joint_nll", "pit", "sharpness", "spread_skill", "interval_width", "interval_score")
-    for name in (*names, "calibration_error", "energy_score", "rank_correlation", "simultaneous_coverage"):
-        with pytest.raises(DataError, match="comparison"):
-            getattr(metrics, name)(torch.zeros(2, 1, 4))

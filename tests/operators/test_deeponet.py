@@ -215,17 +215,6 @@ def test_periodic_axes_close_up_and_others_do_not() -> None:
     assert bool((first != last).all())
 
 
-def test_position_is_relative_to_the_domain() -> None:
-    """The same networks on a domain twice as long and elsewhere: the same values at corresponding points."""
-    here = Grid.uniform((5, 6), periodic=(True, False))
-    there = Grid.uniform((5, 6), lengths=(2.0, 3.0), origin=(1.0, -4.0), periodic=(True, False))
-    operator = DeepONet(1, 1, sensors=here, basis=4, layers=HiddenLayers(width=6)).double()
-    other = DeepONet(1, 1, sensors=there, basis=4, layers=HiddenLayers(width=6)).double()
-    other.load_state_dict(operator.state_dict())
-    values = smooth(here)
-    torch.testing.assert_close(other(values, grid=there), operator(values, grid=here), atol=1e-13, rtol=0)
-
-
 def test_outputs_in_another_dimension() -> None:
     """An initial state on the line to a space-time field, on a uniform grid and at its points."""
     domain = Grid.uniform((8, 5), lengths=(1.0, 0.5), periodic=(True, False))

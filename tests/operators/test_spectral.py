@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import jvp, vmap
 
-import probneural as pn
 from probneural.contexts import copy_for_call
 from probneural.errors import ArgumentError, ResolutionError, ShapeError
 from probneural.grids import Grid, resample
@@ -137,19 +136,6 @@ def test_odd_continuation_multiplies_sines(closed: bool, count: int) -> None:
         torch.testing.assert_close(conv(waves, endpoint=(closed,)), expected, atol=1e-12, rtol=0)
         waves[..., [0, -1] if closed else [0]] = 7.0
         torch.testing.assert_close(conv(waves, endpoint=(closed,)), expected, atol=1e-12, rtol=0)
-
-
-def test_odd_continuation_solves_poisson_with_walls() -> None:
-    """Along both axes: the eigenvalues of the Laplacian as weights give what vanishes on the boundary."""
-    problem = pn.problems.Helmholtz(1e-9, random_field=pn.problems.GaussianRandomField(2, 5, boundary="dirichlet"))
-    sources = problem.sample_inputs(2, resolution=17, seed=0, dtype=torch.float64)
-    conv = SpectralConv(1, 1, modes=(6, 6), periodic=False, continuation="odd").double()
-    squares = [torch.tensor([*range(6), *range(-5, 0)]), torch.arange(6)]
-    eigenvalues = math.pi**2 * (squares[0][:, None].double().square() + squares[1].double().square())
-    with torch.no_grad():
-        conv.weight.zero_()
-        conv.weight[..., 0, 0, 0] = torch.where(eigenvalues == 0.0, 0.0, 1.0 / eigenvalues)
-        torch.testing.assert_close(conv(sources.values), problem.solve(sources).values, atol=1e-12, rtol=1e-9)
 
 
 def test_even_continuation_with_complex_weights_is_the_wave_moved() -> None:

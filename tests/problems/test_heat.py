@@ -63,17 +63,6 @@ def test_against_kernel_quadrature(dimension: int, modes: int, boundary: str) ->
     assert pairs.outputs.values.abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("size", [16, 17])
-def test_every_resolved_wave_decays_at_its_rate(size: int) -> None:
-    problem = Heat(0.003, time=0.7, dimension=1, random_field=GaussianRandomField(1, 2), design_dim=1)
-    grid = problem.grid(size)
-    wavenumbers = torch.arange(size // 2 + 1, dtype=torch.float64)
-    waves = torch.cos(2 * math.pi * wavenumbers[:, None] * grid.points[:, 0])
-    decayed = problem.solve(Field(waves[:, None], grid)).values[:, 0]
-    factor = torch.exp(-0.003 * 0.7 * (2 * math.pi * wavenumbers) ** 2)
-    torch.testing.assert_close(decayed, factor[:, None] * waves, atol=1e-14, rtol=0)
-
-
 def test_every_sine_between_walls_decays_at_its_rate() -> None:
     problem = Heat(
         0.01, dimension=1, boundary="dirichlet", random_field=GaussianRandomField(1, 2, boundary="dirichlet"), design_dim=1
@@ -101,10 +90,6 @@ def test_axes_of_unequal_resolution() -> None:
     square = problem.sample(2, resolution=7, seed=0, dtype=torch.float64)
     assert wide.outputs.values.shape == (2, 1, 7, 21)
     torch.testing.assert_close(wide.outputs.values[..., ::3], square.outputs.values, atol=1e-14, rtol=0)
-
-
-def test_name() -> None:
-    assert Heat(0.05, dimension=3).name == "Heat 3-D, diffusivity 0.05"
 
 
 @pytest.mark.bad_input

@@ -8,7 +8,6 @@ import pickle
 import pytest
 import torch
 
-from probneural.errors import ArgumentError
 from probneural.problems import JoukowskiAirfoil, PoissonOnShapes, SphereHeat
 
 CASES = [
@@ -75,13 +74,3 @@ def test_problems_are_values(problem: MeshProblem) -> None:
     assert pickle.loads(pickle.dumps(problem)) == problem  # noqa: S301  (our own bytes, of this line)
     assert hash(copy.copy(problem)) == hash(problem)
     assert len({*CASES}) == len(CASES)
-
-
-@pytest.mark.bad_input
-@cases
-@pytest.mark.parametrize(
-    "arguments", [{"n": 0}, {"n": 1.5}, {"resolution": 3}, {"seed": -1}, {"dtype": torch.float16}], ids=str
-)
-def test_bad_arguments(problem: MeshProblem, arguments: dict[str, object]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(arguments))):
-        problem.sample(**({"n": 2, "resolution": 60, "seed": 0} | arguments))  # type: ignore[arg-type]

@@ -81,11 +81,3 @@ def test_velocities_have_the_scale_asked_for() -> None:
     assert (inputs[:, 1].std() / inputs[:, 0].std()).item() == pytest.approx(3.0, rel=0.1)
     correlation = torch.corrcoef(inputs.transpose(0, 1).flatten(1))[0, 1]
     assert abs(correlation.item()) < 0.1
-
-
-def test_names() -> None:
-    assert Wave(2.0).name == "Wave 1-D, speed 2"
-    assert (
-        Wave(dimension=2, boundary="dirichlet", random_field=GaussianRandomField(2, 4, boundary="dirichlet")).name
-        == "Wave 2-D, speed 1, fixed ends"
-    )
