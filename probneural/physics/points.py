@@ -17,7 +17,7 @@ from probneural.operators import Operator, PointFNO
 
 
 @undisturbed()
-def derivatives_at(operator: Operator, inputs: Field, query: Grid, *, order: int = 1) -> Field:
+def derivatives_at(operator: Operator, inputs: Field, *, query: Grid, order: int = 1) -> Field:
     """The gradient or the Laplacian of an operator's outputs at query points, differentiable in weights and inputs.
 
     For operators whose output at a point depends on that point alone: `PointFNO`, `AttentionOperator`, `DeepONet`, and
@@ -47,7 +47,7 @@ def derivatives_at(operator: Operator, inputs: Field, query: Grid, *, order: int
         >>> from probneural.operators import DeepONet
         >>> grid = Grid.uniform((8, 8))
         >>> operator = DeepONet(1, 1, sensors=grid, basis=4, seed=0)
-        >>> derivatives_at(operator, Field(torch.ones(3, 1, 8, 8), grid), Grid.uniform((5, 4))).values.shape
+        >>> derivatives_at(operator, Field(torch.ones(3, 1, 8, 8), grid), query=Grid.uniform((5, 4))).values.shape
         torch.Size([3, 2, 5, 4])
     """
     check_instance(operator, Operator, "operator", remedy="give an operator of pn.operators", error=ArgumentError)
