@@ -80,7 +80,7 @@ def at(operator: Operator, inputs: Field, points: Tensor) -> Tensor:
 @cases
 def test_equal_finite_differences(build: Callable[[Grid], Operator], grid: Grid, order: int) -> None:
     operator, inputs, step = build(grid), inputs_on(grid), 1e-4
-    result = derivatives_at(operator, inputs, Grid.scattered(POINTS, torch.ones(5)), order=order).values.detach()
+    result = derivatives_at(operator, inputs, query=Grid.scattered(POINTS, torch.ones(5)), order=order).values.detach()
     shifts = step * torch.eye(2, dtype=torch.float64)
     ahead, behind = ([at(operator, inputs, POINTS + sign * shift) for shift in shifts] for sign in (1.0, -1.0))
     if order == 1:
@@ -100,7 +100,7 @@ def test_are_differentiable_in_the_weights(build: Callable[[Grid], Operator], gr
     directions = [normal(*weight.shape, seed=number) for number, weight in enumerate(weights)]
 
     def loss() -> Tensor:
-        return derivatives_at(operator, inputs, Grid.scattered(POINTS, torch.ones(5)), order=order).values.square().sum()
+        return derivatives_at(operator, inputs, query=Grid.scattered(POINTS, torch.ones(5)), order=order).values.square().sum()
 
     gradients = torch.autograd.grad(loss(), weights, allow_unused=True)
     ends = []
@@ -122,7 +122,7 @@ def test_converge_to_the_gradient_on_a_fine_mesh() -> None:
     for size in (9, 17, 33):
         mesh = square(size)
         differences = gradient(Field(evaluate(operator, inputs, mesh).detach(), mesh)).values
-        exact = derivatives_at(operator, inputs, mesh).values.detach()
+        exact = derivatives_at(operator, inputs, query=mesh).values.detach()
         inner = ((mesh.points - 0.5).abs() < 0.4).all(1)
         errors.append(float((differences - exact)[..., inner].abs().max() / exact.abs().max()))
     assert errors[2] < 0.01
@@ -133,16 +133,18 @@ def test_converge_to_the_gradient_on_a_fine_mesh() -> None:
 def test_queries(order: int) -> None:
     """A uniform query keeps its shape; with one mesh per sample, each sample has its own points."""
     operator, inputs = deeponet(BATCH), inputs_on(BATCH)
-    batch = derivatives_at(operator, inputs, BATCH, order=order)
+    batch = derivatives_at(operator, inputs, query=BATCH, order=order)
     assert batch.grid == BATCH
     for row, mesh in enumerate(BATCH.singles()):
-        single = derivatives_at(operator, inputs[row], mesh, order=order).values
+        single = derivatives_at(operator, inputs[row], query=mesh, order=order).values
         torch.testing.assert_close(batch.values[row : row + 1, :, : mesh.size], single)
     query = Grid.uniform((4, 5), periodic=False)
-    result = derivatives_at(operator, inputs, query, order=order)
+    result = derivatives_at(operator, inputs, query=query, order=order)
     assert result.values.shape == (2, 4 if order == 1 else 2, 4, 5)
     points = Grid.scattered(query.points, torch.ones(20))
-    torch.testing.assert_close(result.values.flatten(2), derivatives_at(operator, inputs, points, order=order).values)
+    with torch.inference_mode():
+        again = derivatives_at(operator, Field(inputs.values.clone(), BATCH), query=points, order=order).values
+    torch.testing.assert_close(result.values.flatten(2), again)
 
 
 SCATTERED = Grid.scattered(MESH.points, torch.ones(MESH.size))
@@ -151,12 +153,12 @@ SCATTERED = Grid.scattered(MESH.points, torch.ones(MESH.size))
 @pytest.mark.parametrize(
     ("call", "kind", "words"),
     [
-        (lambda: derivatives_at(torch.nn.Linear(1, 1), inputs_on(MESH), MESH), ArgumentError, "operator"),  # type: ignore[arg-type]
-        (lambda: derivatives_at(attention(MESH), inputs_on(MESH), MESH, order=3), ArgumentError, "order"),
-        (lambda: derivatives_at(point_fno(MESH), inputs_on(MESH), MESH, order=2), GridError, "local term"),
-        (lambda: derivatives_at(point_fno(MESH), inputs_on(SCATTERED), SCATTERED), GridError, "or on a mesh"),
-        (lambda: derivatives_at(attention(MESH), inputs_on(MESH), POINTS), GridError, "query"),  # type: ignore[arg-type]
-        (lambda: derivatives_at(Constant(), inputs_on(MESH), MESH), UnsupportedError, "by autograd"),
+        (lambda: derivatives_at(torch.nn.Linear(1, 1), inputs_on(MESH), query=MESH), ArgumentError, "operator"),  # type: ignore[arg-type]
+        (lambda: derivatives_at(attention(MESH), inputs_on(MESH), query=MESH, order=3), ArgumentError, "order"),
+        (lambda: derivatives_at(point_fno(MESH), inputs_on(MESH), query=MESH, order=2), GridError, "local term"),
+        (lambda: derivatives_at(point_fno(MESH), inputs_on(SCATTERED), query=SCATTERED), GridError, "or on a mesh"),
+        (lambda: derivatives_at(attention(MESH), inputs_on(MESH), query=POINTS), GridError, "query"),  # type: ignore[arg-type]
+        (lambda: derivatives_at(Constant(), inputs_on(MESH), query=MESH), UnsupportedError, "by autograd"),
     ],
 )
 def test_refusals(call: Callable[[], object], kind: type[Exception], words: str) -> None:
