@@ -5,7 +5,7 @@ from probneural.physics.conditions import Channel, Dirichlet, Neumann, initial
 from probneural.physics.construction import ByConstruction
 from probneural.physics.derivatives import curl, divergence, gradient, laplacian, partial, time_derivative
 from probneural.physics.points import derivatives_at
-from probneural.physics.residual import Residual, ResidualLoss
+from probneural.physics.residual import Residual
 
 __all__ = [
     "ByConstruction",
@@ -13,7 +13,6 @@ __all__ = [
     "Dirichlet",
     "Neumann",
     "Residual",
-    "ResidualLoss",
     "curl",
     "derivatives_at",
     "divergence",

@@ -372,7 +372,6 @@ OWNERS: dict[type, Callable[[], Any]] = {
     training.EarlyStopping: lambda: training.EarlyStopping(patience=2),
     training.Muon: muon,
     physics.Residual: lambda: physics.Residual(lambda u, a: u),
-    physics.ResidualLoss: lambda: physics.Residual(lambda u, a: u).loss(weight=1.0),
     training.RelativeL2: training.RelativeL2,
     training.WeightedSum: lambda: training.WeightedSum([(1.0, training.RelativeL2())]),
 }

@@ -20,7 +20,8 @@ from probneural.heads import DeepEnsemble, KernelOperator, Laplace, LastLayerLap
 from probneural.metrics import score
 from probneural.operators import FNO
 from probneural.pairs import FieldPairs
-from probneural.physics import Dirichlet, Residual, ResidualLoss, equations
+from probneural.physics import Dirichlet, Residual, equations
+from probneural.physics.residual import ResidualLoss
 from probneural.training import Callback, Checkpoint, DataOptions, RelativeL2, RunOptions, WeightedSum, fit
 from probneural.training.balancing import Balance
 from probneural.training.callbacks import History, Progress

@@ -24,7 +24,8 @@ from probneural.grids import Grid
 from probneural.operators import FNO, LinearRegression
 from probneural.pairs import FieldPairs
 from probneural.pairs.clocks import WindowClock
-from probneural.physics import Residual, ResidualLoss
+from probneural.physics import Residual
+from probneural.physics.residual import ResidualLoss
 from probneural.training import (
     Callback,
     DataOptions,
