@@ -1,6 +1,6 @@
 """Training."""
 
-from probneural.training.callbacks import Callback, CSVLog, EachEpoch
+from probneural.training.callbacks import Callback, CSVLog, EachEpoch, MLflowLog, TensorBoardLog, WandbLog
 from probneural.training.losses import RelativeL2, WeightedSum, relative_l2
 from probneural.training.optimizers import Muon
 from probneural.training.options import Checkpoint, DataOptions, EarlyStopping, Optimization, RunOptions
@@ -14,11 +14,14 @@ __all__ = [
     "DataOptions",
     "EachEpoch",
     "EarlyStopping",
+    "MLflowLog",
     "Muon",
     "Optimization",
     "RelativeL2",
     "RunOptions",
+    "TensorBoardLog",
     "Unroll",
+    "WandbLog",
     "WeightedSum",
     "fit",
     "relative_l2",

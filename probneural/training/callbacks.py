@@ -1,4 +1,4 @@
-"""History and callbacks of a training run, and a log as CSV."""
+"""History, callbacks and loggers of a training run; each logger imports its library in its constructor."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import io
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import nn
 
-from probneural.checks import check_callable, check_path
+from probneural.checks import check_callable, check_path, validated
 from probneural.training import atomic
 
 
@@ -144,6 +144,100 @@ class CSVLog(Callback):
         table.writeheader()
         table.writerows(self.rows)
         atomic.write(self.path, text.getvalue().encode())
+
+
+class TensorBoardLog(Callback):
+    """Write scalars for TensorBoard, by `torch.utils.tensorboard`; needs the extra `logging`.
+
+    Args:
+        folder: Folder of the run's event files.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(check_path(folder, "folder")))
+
+    def on_start(self, progress: Progress) -> None:
+        """Write the settings."""
+        self.writer.add_text("settings", str(dict(progress.settings)))
+
+    def on_epoch(self, progress: Progress) -> None:
+        """Write an epoch's numbers."""
+        for name, value in _numbers(progress).items():
+            self.writer.add_scalar(name, value, progress.epoch)
+        self.writer.flush()
+
+    def on_end(self, history: History) -> None:
+        """Close the file."""
+        self.writer.close()
+
+
+@validated
+class WandbLog(Callback):
+    """Log to Weights & Biases; needs the extra `logging`.
+
+    Args:
+        project: Name of the project.
+        mode: "online", "offline" or "disabled".
+        options: Further arguments of `wandb.init`: `name`, `id` and `resume` of a continued run, `dir`.
+    """
+
+    def __init__(self, project: str, *, mode: Literal["online", "offline", "disabled"] = "online", **options: Any) -> None:
+        import wandb
+
+        self.start = lambda settings: wandb.init(project=project, mode=mode, config=settings, **options)
+        self.run: Any = None
+
+    def on_start(self, progress: Progress) -> None:
+        """Begin a run with the settings."""
+        self.run = self.start(dict(progress.settings))
+
+    def on_epoch(self, progress: Progress) -> None:
+        """Log an epoch's numbers."""
+        self.run.log(_numbers(progress), step=progress.epoch, commit=True)
+
+    def on_end(self, history: History) -> None:
+        """End the run."""
+        if self.run is not None:
+            self.run.finish()
+
+
+@validated
+class MLflowLog(Callback):
+    """Log to MLflow; needs the extra `logging`.
+
+    The dependency is the small package mlflow-skinny without database: it writes to a server, or to a folder if
+    `MLFLOW_ALLOW_FILE_STORE=true` is set in the environment. With the package mlflow, data bases are places too.
+
+    Args:
+        experiment: Name of the experiment.
+        uri: Tracking URI; by default that of MLflow's settings.
+    """
+
+    def __init__(self, experiment: str, *, uri: str | None = None) -> None:
+        import mlflow
+
+        self.client = mlflow.MlflowClient(tracking_uri=uri)
+        existing = self.client.get_experiment_by_name(experiment)
+        self.experiment = self.client.create_experiment(experiment) if existing is None else existing.experiment_id
+        self.run = ""
+
+    def on_start(self, progress: Progress) -> None:
+        """Begin a run with the settings."""
+        self.run = self.client.create_run(self.experiment).info.run_id
+        for name, value in progress.settings.items():
+            self.client.log_param(self.run, name, str(value))
+
+    def on_epoch(self, progress: Progress) -> None:
+        """Log an epoch's numbers."""
+        for name, value in _numbers(progress).items():
+            self.client.log_metric(self.run, name, value, step=progress.epoch)
+
+    def on_end(self, history: History) -> None:
+        """End the run."""
+        if self.run:
+            self.client.set_terminated(self.run)
 
 
 def _numbers(progress: Progress) -> dict[str, float]:

@@ -552,6 +552,7 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "runs.Config.from_dict": of(values=dict),
     "runs.Config.differences": of(reference=runs.Config),
     "functionals.MatrixFunctional.adjoint": of(numbers=lambda: torch.ones(2)),
+    "training.WandbLog": of(project="project", mode="disabled"),
     "training.WeightedSum": of(terms=lambda: [(1.0, training.RelativeL2())]),
     "training.WeightedSum.__call__": LOSS,
     "training.RelativeL2.__call__": LOSS,
@@ -586,7 +587,7 @@ SKIP = "|".join(
         r"inverse\.InversePosterior(\.to_arviz)?|inverse\.InverseProblem\.(chunks|values|inputs_of|log_densities|moments)",
         r"data\.(StoredPairs|Trajectories)|distributions\.(\w*Root|Latent|PredictorTraits)|Grid|Grid\.select",
         r"functionals\.MatrixFunctional(\.select)?|problems\.StateDistribution|runs\.(?!init|info|read_config|write_config|Config\.).*",
-        r"training\.(Muon\.step|EarlyStopping\.\w+)",
+        r"training\.(MLflowLog|Muon\.step|EarlyStopping\.\w+)",
         # what takes long, other libraries, or a state that the objects above do not have
         r"active\.simulate|export\..*|active\.OperatorModel\.fantasize|Grid\.on_sphere",
         r"(\w+\.)?\w*Field\.to_meshio|active\.ResultStore\.(inputs|pairs)|plots\.(active_learning|snapshots)",

@@ -1,7 +1,8 @@
-"""Callbacks and the CSV log report the history."""
+"""What loggers write is what the history says; each is tested where its package is installed."""
 
 from __future__ import annotations
 
+import ast
 import copy
 import csv
 import re
@@ -12,11 +13,43 @@ from typing import Any
 import pytest
 import torch
 
-from probneural.training import Callback, DataOptions, EachEpoch, RunOptions, files, fit
-from probneural.training.callbacks import CSVLog, Progress
+from probneural.training import Callback, DataOptions, EachEpoch, RunOptions, callbacks, files, fit
+from probneural.training.callbacks import CSVLog, MLflowLog, Progress, TensorBoardLog, WandbLog
 from tests.training.cases import built, data, same
 
 QUICK: dict[str, Any] = {"epochs": 4, "data": DataOptions(batch_size=6), "show_progress": False}
+
+
+MOST_LINES = 40
+"""Of an adapter's code."""
+
+
+def code_lines(node: ast.AST) -> int:
+    """Lines that hold code: neither blank nor a docstring nor a comment."""
+    texts = [part for part in ast.walk(node) if isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant)]
+    said = {line for part in texts for line in range(part.lineno, part.end_lineno + 1)}
+    used = {line for part in ast.walk(node) for line in (getattr(part, "lineno", None), getattr(part, "end_lineno", None))}
+    return len(used - said - {None})
+
+
+def test_code_is_counted() -> None:
+    lines = ["class A:", '    """Said,', "", '    at length."""', "", "    # why", "    def f(self):", "        return [", "1]"]
+    assert code_lines(ast.parse("\n".join(lines)).body[0]) == 4
+
+
+def test_adapters_are_small() -> None:
+    """Each logger, and all that makes a `LightningModule`."""
+    folder = Path(callbacks.__file__).parent
+    trees = {name: ast.parse((folder / f"{name}.py").read_text(encoding="utf-8")) for name in ("callbacks", "lightning")}
+    sizes = {
+        node.name: code_lines(node)
+        for node in trees["callbacks"].body
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Log")
+    }
+    parts = [node for node in trees["lightning"].body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    sizes["lightning"] = sum(map(code_lines, parts))
+    assert {"CSVLog", "TensorBoardLog", "WandbLog", "MLflowLog"} <= set(sizes)
+    assert {name: size for name, size in sizes.items() if not 5 < size <= MOST_LINES} == {}
 
 
 class Killed(BaseException):
@@ -184,6 +217,46 @@ def test_a_table_goes_on_where_a_killed_run_was(tmp_path: Path) -> None:
     assert [float(row["validation"]) for row in rows(table)] == list(history.validation)
     fit(built("FNO"), data(), run=RunOptions(callbacks=[CSVLog(table)]), **QUICK | {"epochs": 1})
     assert len(rows(table)) == 1
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    history = fit(built("FNO"), data(), run=RunOptions(callbacks=[TensorBoardLog(tmp_path)]), **QUICK)
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train")] == [1, 2, 3, 4]
+    assert [event.value for event in events.Scalars("validation")] == pytest.approx(list(history.validation))
+
+
+def test_weights_and_biases(tmp_path: Path) -> None:
+    """Offline: its summary holds the last epoch."""
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    log = WandbLog("tests", mode="offline", dir=str(tmp_path))
+    last: dict[str, float] = {}
+
+    class Look(Callback):
+        def on_end(self, history: Any) -> None:
+            last.update(dict(log.run.summary))
+
+    history = fit(built("FNO"), data(), run=RunOptions(callbacks=[Look(), log]), **QUICK)
+    assert last["train"] == pytest.approx(history.train[-1])
+    assert last["_step"] == 4
+    assert log.run.config["batch_size"] == 6
+    assert list(tmp_path.glob("wandb/offline-run-*"))
+
+
+def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow", reason="mlflow is not installed")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # the small package has no data base
+    log = MLflowLog("tests", uri=(tmp_path / "runs").as_uri())
+    history = fit(built("FNO"), data(), run=RunOptions(callbacks=[log]), **QUICK)
+    found = log.client.get_metric_history(log.run, "train")
+    assert [(entry.step, entry.value) for entry in found] == list(enumerate(history.train, start=1))
+    assert log.client.get_run(log.run).data.params["seed"] == "0"
+    assert log.client.get_run(log.run).info.status == "FINISHED"
 
 
 def test_the_program_of_the_page_on_lightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
