@@ -144,13 +144,6 @@ def test_the_posterior_of_the_linear_operator_is_the_dense_one() -> None:
     assert float(((mean - truth).square() / covariance.diagonal()).sum()) < 24.3  # chi², 7 degrees of freedom, 99.9 %
 
 
-def test_linear_regression_on_scattered_points() -> None:
-    pairs = SphereHeat(degree=3).sample(60, resolution=50, seed=0, dtype=torch.float64)
-    operator = pn.operators.LinearRegression.fitted(pairs[:40])
-    predicted = operator(pairs.inputs.values[40:])
-    torch.testing.assert_close(predicted, pairs.outputs.values[40:], rtol=0, atol=1e-10)
-
-
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("points", "error", "message"),
