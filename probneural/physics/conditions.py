@@ -16,7 +16,7 @@ from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.grids.mesh import boundary_distances
-from probneural.physics.derivatives import gradient, space_axes, time_axis
+from probneural.physics.derivatives import boundary_points, gradient, space_axes, time_axis
 from probneural.registry import stored
 
 Side: TypeAlias = tuple[int, str]
@@ -300,8 +300,8 @@ def _face(values: Tensor, side: Side) -> Float[Tensor, "n c m"]:
 def _at_boundary(values: Float[Tensor, "n c p"], grid: Grid) -> Float[Tensor, "n c m"]:
     """Values at the boundary points of one mesh, or of a mesh per sample."""
     if not grid.has_points_per_sample:
-        return values[..., grid.boundary.unique().to(values.device)]
-    rows = [sample[:, single.boundary.unique()].mT for sample, single in zip(values, grid.singles(), strict=True)]
+        return values[..., boundary_points(grid).to(values.device)]
+    rows = [sample[:, boundary_points(single)].mT for sample, single in zip(values, grid.singles(), strict=True)]
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).mT
 
 

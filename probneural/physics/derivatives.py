@@ -11,12 +11,12 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from probneural.arrays.plausibility import seam_jumps
 from probneural.checks import check_integer, check_sequence
-from probneural.contexts import is_transformed
+from probneural.contexts import is_transformed, outside_of_transforms, remembered
 from probneural.errors import ArgumentError, DataWarning, GridError, ShapeError, warn
 from probneural.fields import Field, check_field
 from probneural.grids import Grid
@@ -281,12 +281,23 @@ def weak_laplacian(field: Field, coefficient: Float[Tensor, "b 1 p"] | None = No
     return _on_each(Field(values, field.grid), of_one) * interior(field.grid).to(values)
 
 
+def boundary_points(mesh: Grid) -> Int64[Tensor, " b"]:
+    """Indices of the boundary points of one mesh."""
+    with outside_of_transforms():  # the hash of a mesh reads its points
+        return _boundary_points(mesh)
+
+
+@remembered(2**24)
+def _boundary_points(mesh: Grid) -> Int64[Tensor, " b"]:
+    return mesh.boundary.unique()
+
+
 def interior(grid: Grid) -> Float64[Tensor, "..."]:
     """1 at the interior points of a mesh, 0 on its boundary and at padding: `(p,)`, or `(n, 1, p)` of one mesh per sample."""
     rows = []
     for single in grid.singles():
         row = torch.ones(single.size, dtype=torch.float64)
-        row[single.boundary.unique()] = 0.0
+        row[boundary_points(single)] = 0.0
         rows.append(torch.nn.functional.pad(row, (0, grid.size - single.size)))
     return torch.stack(rows)[:, None] if grid.has_points_per_sample else rows[0]
 
