@@ -35,12 +35,14 @@ EXCEPTIONS = {
     "probneural.physics.residual.Residual.terms": LOSS,
     "probneural.physics.residual.ResidualLoss.__call__": LOSS,
     "probneural.physics.residual.ResidualLoss.terms": LOSS,
+    "probneural.training.losses.BalancedLoss.terms": LOSS,
     "probneural.training.losses.RelativeL2.__call__": LOSS,
     "probneural.training.losses.WeightedSum.__call__": LOSS,
 }
 """Public callables with three positional arguments or more, and the reason for each."""
 
 LARGE_CONSTRUCTORS = {
+    "probneural.active.loop.optimizer.Optimizer": "the loop's parts, as ActiveLearner, and what is optimised",
     "probneural.calibration.variance.local_scale.LocalScale": "made by a fit and by `load`: its arguments are the file's",
     "probneural.heads.last_layer.laplace.LastLayerPredictor": "made by a fit and by `load`: its arguments are the file's",
     "probneural.inverse.model.InverseModel": "the parts of Bayes' rule, and how uncertainty enters: a contract of the design",
