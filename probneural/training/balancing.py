@@ -9,8 +9,8 @@ from torch import Tensor
 
 _DECAY = 0.9
 """Decay of the running means of norms, per update."""
-_STEPS = 10
-"""Steps between updates; a term that is new leads to one at once."""
+BALANCED_STEPS = 10
+"""Steps between updates; a new term leads to one at once."""
 _DATA, _EQUATION, _SCALE = "data", "equation", "initial norm of equation"
 
 
@@ -27,9 +27,9 @@ class Balance:
     def __init__(self) -> None:
         self.norms: dict[str, float] = {}
 
-    def is_due(self, terms: Mapping[str, Tensor], step: int) -> bool:
-        """Whether norms are updated at a step."""
-        return step % _STEPS == 0 or not set(terms) <= set(self.norms)
+    def has(self, terms: Mapping[str, Tensor]) -> bool:
+        """Whether there is a norm of each term."""
+        return set(terms) <= set(self.norms)
 
     def update(self, terms: Mapping[str, Tensor], parameters: Sequence[Tensor]) -> None:
         """Update the norms with the gradients of the terms of a batch; norms of zero and NaN do not count."""

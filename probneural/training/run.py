@@ -23,7 +23,7 @@ from probneural.pairs import Dataset, FieldPairs
 from probneural.processes import rank, summed, take_from_first, world_size
 from probneural.randomness import seeded
 from probneural.training import optimizers, weights
-from probneural.training.balancing import Balance
+from probneural.training.balancing import BALANCED_STEPS, Balance
 from probneural.training.callbacks import History, Progress
 from probneural.training.loading import BatchOrder, Loader
 from probneural.training.losses import Loss, balanced, relative_l2, takes_inputs
@@ -48,7 +48,7 @@ class Objective(nn.Module):
         self.set_precision(precision)
         self.unroll = unroll
         self.balance = Balance() if balanced(loss) is not None and unroll is None else None
-        self.step = 0
+        self.updates_balance = False
 
     def set_precision(self, precision: str | None) -> None:
         """Autocast from now on, or not."""
@@ -82,8 +82,9 @@ class Objective(nn.Module):
         terms = loss.terms(predicted, batch.outputs.values, batch.outputs.grid, inputs=batch.inputs)
         if is_watched:
             return terms["data"] if "data" in terms else balance.total(terms)
-        if balance.is_due(terms, self.step):
+        if self.updates_balance or not balance.has(terms):
             balance.update(terms, [parameter for parameter in self.parameters() if parameter.requires_grad])
+            self.updates_balance = False  # once in a step: the evaluations of a line search have one loss
         return _checked(balance.total(terms))
 
     def _unrolled(self, batch: FieldPairs, unroll: Unroll, *, is_cut: bool) -> Tensor:
@@ -270,7 +271,7 @@ class Run:
     def _step(self, batches: Iterator[FieldPairs | None], sizes: list[int]) -> None:
         """Move the weights once, by the gradient of the mean loss over the pairs of some batches."""
         self.last_rate = self._rate()
-        self._judge.step = self.step
+        self._judge.updates_balance = self.step % BALANCED_STEPS == 0
         if isinstance(self.optimizer, torch.optim.LBFGS):
             group = list(batches)
             values: list[Tensor] = []

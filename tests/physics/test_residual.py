@@ -82,10 +82,9 @@ def test_weights_without_labels_begin_with_a_unit_gradient() -> None:
 def test_running_means_of_norms() -> None:
     weight, balance = torch.ones(2, requires_grad=True), Balance()
     first = {"data": 2.0 * weight.sum(), "equation": weight[0] * 10.0, "Dirichlet": 0.0 * weight.sum()}
-    assert balance.is_due(first, 3)
+    assert not balance.has(first)
     balance.update(first, [weight])
-    assert not balance.is_due({"data": first["data"], "equation": first["equation"]}, 3)
-    assert balance.is_due({"data": first["data"]}, 20)
+    assert balance.has({"data": first["data"], "equation": first["equation"]})
     balance.update({"equation": weight[0] * 20.0, "Dirichlet": weight[1] * math.nan}, [weight])
     data = 2.0 * math.sqrt(2.0)
     assert balance.weights == pytest.approx({"data": 1.0, "equation": data / 11.0})  # .9 * 10 + .1 * 20
