@@ -32,7 +32,7 @@ from tests.heads import cases
 from tests.helpers import PerSetPredictor, accelerator, held_out
 from tests.training.cases import BUILDERS, built, data, same
 
-SAVED = [name for name in cases.HEADS if name != "iterative"]
+SAVED = list(cases.HEADS)
 OPERATORS = ["fno-outputs", "fno-ends", "deeponet", "pod-deeponet", "regression", "conv", "complex"]
 PAIRS = [(head, operator) for head in SAVED for operator in OPERATORS]
 ENSEMBLES = [(head, operator) for head in ("deep-ensemble", "residual-process") for operator in ("fno-ends", "conv")]
@@ -447,17 +447,6 @@ def test_a_namesake_of_our_operator_is_not_rebuilt(tmp_path: Path) -> None:
     save(namesake(1, 1), tmp_path / "operator")
     with pytest.raises(ArgumentError, match="operator=, a module .*FNO"):
         load(tmp_path / "operator")
-
-
-@pytest.mark.bad_input
-def test_structures_that_need_their_data(tmp_path: Path) -> None:
-    predictor = cases.fitted("iterative", "conv")
-    with pytest.raises(UnsupportedError, match="iterative, which needs its data"):
-        save(predictor, tmp_path / "predictor")
-    scaled = scaled_by(1.0, predictor)
-    with pytest.raises(UnsupportedError, match="iterative, which needs its data"):
-        save(scaled, tmp_path / "predictor")
-    assert not list(tmp_path.iterdir())
 
 
 class OneOfTheirs(PerSetPredictor):

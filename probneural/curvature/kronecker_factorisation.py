@@ -121,7 +121,7 @@ def _check_prior(prior_std: Tensor, blocks_of_shapes: Sequence[MatrixBlocks], na
                 raise UnsupportedError(
                     expected="one prior precision for the real and the imaginary part of each number in a complex matrix",
                     got=f"different ones in {names[int(blocks.layers[is_unsupported][0])]}",
-                    remedy="make them equal, fix one part by infinity, or use the structure 'full', 'low_rank' or 'iterative'",
+                    remedy="make them equal, fix one part by infinity, or use the structure 'full' or 'low_rank'",
                 )
 
 

@@ -4,7 +4,7 @@ from probneural.heads.ensembles.deep_ensemble import DeepEnsemble
 from probneural.heads.ensembles.laplace_ensemble import LaplaceEnsemble
 from probneural.heads.kernel.kernel_operator import KernelOperator
 from probneural.heads.laplace.laplace import Laplace
-from probneural.heads.laplace.structures import Diagonal, Full, Iterative, Kronecker, LowRank
+from probneural.heads.laplace.structures import Diagonal, Full, Kronecker, LowRank
 from probneural.heads.last_layer.laplace import LastLayerLaplace
 from probneural.heads.variational import BayesianOperator
 
@@ -13,7 +13,6 @@ __all__ = [
     "DeepEnsemble",
     "Diagonal",
     "Full",
-    "Iterative",
     "KernelOperator",
     "Kronecker",
     "Laplace",

@@ -20,7 +20,7 @@ from probneural.contexts import GLOBAL_GENERATORS, copy_for_call, undisturbed
 from probneural.curvature.jacobian_root import VarianceEstimation
 from probneural.curvature.products.functions import gauss_newton_vector_product
 from probneural.curvature.weights import DiagonalWeights, WeightRoot
-from probneural.errors import ArgumentError, ConvergenceWarning, UnsupportedError, warn
+from probneural.errors import ArgumentError, ConvergenceWarning, warn
 from probneural.fields import evaluate
 from probneural.heads.laplace.laplace import VARIATIONAL, Laplace, LaplacePredictor
 from probneural.heads.training_data import recorded
@@ -68,12 +68,6 @@ class NetworkTarget:
             UnsupportedError: If its structure has no factorised covariance.
         """
         fitted = laplace.fit(operator, data)
-        if fitted.structure == "iterative":
-            raise UnsupportedError(
-                expected="a structure whose covariance is known as a product",
-                got="iterative",
-                remedy='give laplace=Laplace("kronecker") or Laplace("diagonal")',
-            )
         problem = prepare(
             operator,
             data,

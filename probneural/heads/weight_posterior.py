@@ -102,11 +102,9 @@ class Structure(ABC):
 
     Attributes:
         name: Shorthand for the structure with its defaults.
-        is_sum: Whether the curvature is a sum over samples that distributed ranks can divide among them.
     """
 
     name: ClassVar[str]
-    is_sum: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Check optional numbers."""

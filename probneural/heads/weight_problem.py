@@ -18,7 +18,7 @@ from probneural.curvature.products.functions import gauss_newton_vector_product
 from probneural.curvature.products.linearisation import Linearisation, gauss_newton_term
 from probneural.curvature.rows import GaussNewtonRows
 from probneural.errors import ArgumentError, DataError, ShapeError
-from probneural.fields import Field, evaluate
+from probneural.fields import evaluate
 from probneural.grids import Grid
 from probneural.heads.evidence import Evidence, LayeredEvidence
 from probneural.heads.training_data import (
@@ -28,7 +28,6 @@ from probneural.heads.training_data import (
     given_noise,
     given_per_channel,
     given_precision,
-    in_memory,
     training_data,
 )
 from probneural.pairs import FieldPairs
@@ -210,12 +209,6 @@ class WeightProblem:
         except (RuntimeError, DataError):  # it creates tensors of a fixed dtype
             return self
         return replace(self, operator=operator, data=data)
-
-    def with_own_inputs(self) -> WeightProblem:
-        """A copy of the problem, for computations from the inputs after the fit."""
-        inputs = in_memory(self.data.inputs)
-        pairs = FieldPairs(Field(inputs.values.clone(), inputs.grid), in_memory(self.data.outputs))
-        return replace(self, data=replace(self.data, pairs=pairs))
 
     def product(self, vectors: Float[Tensor, "s P"]) -> Float[Tensor, "s P"]:
         """The whitened Gauss-Newton matrix at noise scale 1 times s vectors."""

@@ -239,8 +239,8 @@ def save(thing: nn.Module | Predictor, path: str | os.PathLike[str]) -> None:
         path: Path of the file; an existing file is replaced atomically.
 
     Raises:
-        UnsupportedError: If it is something else, holds a state that is not made of tensors, needs its training data, as
-            `Laplace(structure="iterative")` does, or is nested more deeply than files can be.
+        UnsupportedError: If it is something else, holds a state that is not made of tensors, or is nested more deeply than
+            files can be.
         FileError: If the folder cannot be written to, or the path is that of a folder, pipe, socket or device.
     """
     if not isinstance(thing, nn.Module | Predictor):

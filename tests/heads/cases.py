@@ -25,7 +25,7 @@ from probneural.heads import (
     LastLayerLaplace,
     LowRank,
 )
-from probneural.heads.laplace.structures import STRUCTURES, Iterative, Structure
+from probneural.heads.laplace.structures import STRUCTURES, Structure
 from probneural.heads.training_data import ResidualSums, TrainingData
 from probneural.operators import (
     FNO,
@@ -256,7 +256,6 @@ HEADS = {
     "low-rank-grown": Laplace("low_rank", noise=0.01, prior_precision=2.0, effective_observations=5.0),
     "kronecker": Laplace("kronecker"),
     "diagonal": Laplace("diagonal"),
-    "iterative": Laplace(Iterative(rank=40), noise=0.01, prior_precision=2.0),
 }
 
 
@@ -325,7 +324,7 @@ def operators_of(head: str) -> tuple[str, ...]:
     return ("fno-1d", "fno-ends", "conv", "complex")
 
 
-_SLOW = {"low-rank", "low-rank-grown", "iterative"}
+_SLOW = {"low-rank", "low-rank-grown"}
 _FEW = ("fno-1d", "complex")
 PAIRS = [(head, operator) for head in HEADS for operator in OPERATORS if head not in _SLOW or operator in _FEW]
 """What contracts run on: every head on every operator, but for heads that repeat others slowly."""

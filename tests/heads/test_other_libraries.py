@@ -15,7 +15,7 @@ from probneural.problems import Burgers
 from tests.heads.cases import ALL_HEADS, OperatorCase, data_for, fields, operator_case
 from tests.helpers import normal
 
-HEADS = ("last-layer", "full", "low-rank", "kronecker", "iterative", "mixture")
+HEADS = ("last-layer", "full", "low-rank", "kronecker", "mixture")
 
 
 @contextmanager

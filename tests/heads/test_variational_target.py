@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad
 
-from probneural.errors import ArgumentError, UnsupportedError
+from probneural.errors import ArgumentError
 from probneural.heads import BayesianOperator, Laplace
-from probneural.heads.laplace.structures import Iterative
 from probneural.heads.variational import NetworkTarget
 from tests.heads.cases import PERIODIC, data_for, fields
 
@@ -76,8 +75,3 @@ class TestBadInput:
         for bad in ({"laplace": None}, {"batch_size": 0}, {"seed": -1}, {"show_progress": 3}):
             with pytest.raises(ArgumentError):
                 BayesianOperator(**bad)  # type: ignore[arg-type]
-
-    def test_a_structure_without_factors(self) -> None:
-        laplace = Laplace(Iterative(rank=2), noise=NOISE, prior_precision=PRIOR)
-        with pytest.raises(UnsupportedError, match="covariance is known as a product"):
-            BayesianOperator(laplace=laplace, show_progress=False).fit(linear(), DATA)

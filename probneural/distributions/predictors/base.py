@@ -212,8 +212,7 @@ class Predictor(Undisturbed, ABC):
 
         Raises:
             ArgumentError: If the device does not exist.
-            UnsupportedError: If a part cannot be copied, as a predictor class of your own, or that of
-                `Laplace(structure="iterative")`.
+            UnsupportedError: If a part cannot be copied, as a predictor class of your own.
         """
         return self._moved(check_device(device))
 

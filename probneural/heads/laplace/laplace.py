@@ -141,7 +141,6 @@ class Laplace:
     * `Full()` or `"full"`: exact and dense; at most 5,000 parameters.
     * `Kronecker()` or `"kronecker"`: a Kronecker product for every linear layer and every mode of a spectral convolution.
     * `Diagonal()` or `"diagonal"`: independent parameters.
-    * `Iterative()` or `"iterative"`: exact and matrix-free, for any number of parameters: draws solve linear systems.
 
     It is exact if the operator is linear in the selected parameters and the trained ones are the posterior mode; otherwise
     it is the linearisation.
@@ -227,7 +226,6 @@ class Laplace:
             noise=self.noise,
             prior_precision=self.prior_precision,
             effective_observations=self.effective_observations,
-            is_shared=structure.is_sum,
         )
         posterior = structure.fit(problem, seed=self.seed, show_progress=self.show_progress)
         estimation = self.variance_estimation

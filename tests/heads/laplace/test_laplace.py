@@ -71,10 +71,7 @@ def test_padding_of_meshes_changes_nothing(structure: str | Structure) -> None:
     padded = Grid.batch(MESHES).select(slice(6))
     sides = (case.data.inputs, case.data.outputs)
     longer = FieldPairs(*(Field(nn.functional.pad(side.values, (0, 8), value=9.0), padded) for side in sides))
-    settings = {"noise": 0.01, "prior_precision": 2.0} if structure == "iterative" else {}
-    predictor, other = (
-        Laplace(structure, show_progress=False, **settings).fit(case.operator, data) for data in (case.data, longer)
-    )
+    predictor, other = (Laplace(structure, show_progress=False).fit(case.operator, data) for data in (case.data, longer))
     torch.testing.assert_close(other.noise, predictor.noise, rtol=1e-8, atol=0)
     torch.testing.assert_close(other.effective_observations, predictor.effective_observations, rtol=1e-10, atol=0)
     u, v = predictor(case.inputs), other(longer.inputs[:2])
@@ -89,15 +86,13 @@ def test_padding_of_meshes_changes_nothing(structure: str | Structure) -> None:
             torch.testing.assert_close(
                 getattr(v, name)[row : row + 1, :, : mesh.size], getattr(same, name), rtol=1e-9, atol=1e-12
             )
-        if structure != "iterative":  # its draws have a number for each value of the training outputs
-            torch.testing.assert_close(draws[:, row : row + 1, :, : mesh.size], alone.draw([3, 4]), rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(draws[:, row : row + 1, :, : mesh.size], alone.draw([3, 4]), rtol=1e-8, atol=1e-10)
         expected = alone.apply(integral(mesh)).variance
         torch.testing.assert_close(u.apply(total).variance[row : row + 1, :, :1], expected, rtol=1e-8, atol=0)
         torch.testing.assert_close(
             u[row].apply(total.select(slice(row, row + 1))).variance[..., :1], expected, rtol=1e-8, atol=0
         )
-    if structure != "iterative":
-        torch.testing.assert_close(other(case.inputs).variance, u.variance, rtol=1e-6, atol=0)
+    torch.testing.assert_close(other(case.inputs).variance, u.variance, rtol=1e-6, atol=0)
 
 
 def test_chosen_parameters_vary_and_the_others_stay() -> None:

@@ -110,7 +110,7 @@ def test_bounds_of_a_truncation_hold_after_an_update(operator: str, monkeypatch:
     assert result.report["next_ratio"] > predictor.report["next_ratio"]
 
 
-@pytest.mark.parametrize("structure", ["diagonal", "kronecker", "iterative"])
+@pytest.mark.parametrize("structure", ["diagonal", "kronecker"])
 @pytest.mark.bad_input
 def test_other_structures_must_be_refitted(structure: str) -> None:
     case = operator_case("fno-1d")

@@ -1,4 +1,4 @@
-"""Low rank plus prior by block Lanczos, and the exact posterior by iterative solves."""
+"""Low rank plus prior by block Lanczos."""
 
 from __future__ import annotations
 
@@ -13,16 +13,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from probneural.curvature.lanczos import Eigenpairs, top_eigenpairs
-from probneural.curvature.products.functions import jacobian_vector_product, vector_jacobian_product
 from probneural.curvature.quadrature import SpectralMeasure, spectral_density
-from probneural.curvature.weights import IterativeWeights, LowRankWeights
-from probneural.distributions.latent import digest
+from probneural.curvature.weights import LowRankWeights
 from probneural.errors import ConvergenceWarning, EvidenceError, warn
 from probneural.heads.evidence import Evidence
-from probneural.heads.training_data import in_memory
 from probneural.heads.weight_posterior import Structure, WeightPosterior
 from probneural.heads.weight_problem import Given, WeightProblem
-from probneural.linear_algebra.conditioning import LowRankUpdate
 from probneural.linear_algebra.symmetric_maps import Map, gaussian, orthonormal
 from probneural.randomness import stream
 
@@ -322,63 +318,3 @@ def _layered(problem: WeightProblem, truncated: Truncation) -> tuple[Float64[Ten
     layered = problem.layered(log_determinant)
     noise_scale, priors = layered.maximise(start=(truncated.noise_scale, truncated.scale), noise=problem.noise)
     return priors.to(groups.device)[groups], noise_scale
-
-
-@dataclass(frozen=True, kw_only=True)
-class Iterative(Structure):
-    """Exact and matrix-free for any number of parameters: draws solve linear systems over the training data.
-
-    A draw has a random number for every value of the training outputs, so memory grows with their number: suitable for
-    thousands of samples, not millions. With torch.distributed, every rank repeats the whole computation.
-
-    Args:
-        rank: Rank of the preconditioner; by default all eigenvalues above the prior precision.
-
-    Raises:
-        ArgumentError: If `rank` is not a positive integer.
-    """
-
-    name: ClassVar[str] = "iterative"
-    is_sum: ClassVar[bool] = False
-    rank: int | None = None
-
-    def fit(self, problem: WeightProblem, *, seed: int, show_progress: bool) -> WeightPosterior:
-        """Learn hyper-parameters from a low-rank structure, which is also the preconditioner.
-
-        Raises:
-            EvidenceError: If the evidence determines no noise or prior.
-        """
-        problem = problem.in_double_precision.with_own_inputs()
-        truncated = LowRank(rank=self.rank).fit(problem, seed=seed, show_progress=show_progress)
-        root = truncated.root
-        assert isinstance(root, LowRankWeights)
-        noise = truncated.noise
-        ratios = root.factors.reciprocal().square() - 1.0
-        prior_std = root.prior_std.to(problem.vector)
-        weight = (problem.weights / noise).sqrt().to(problem.vector)
-        shape = (problem.data.functions, *weight.shape[-2:])
-
-        def forward(vectors: Tensor) -> Tensor:
-            return (jacobian_vector_product(problem.curvature, problem.vector, vectors * prior_std) * weight).flatten(1)
-
-        def transposed(numbers: Tensor) -> Tensor:
-            values = numbers.unflatten(-1, shape) * weight
-            return vector_jacobian_product(problem.curvature, problem.vector, values) * prior_std
-
-        inputs = in_memory(problem.data.inputs)
-        return WeightPosterior(
-            root=IterativeWeights(
-                forward,
-                transposed,
-                observations=math.prod(shape),
-                prior_std=prior_std,
-                name=digest(problem.vector, prior_std, weight, inputs.values),
-                preconditioner=LowRankUpdate(root.directions.mT, 1.0 / (ratios + 1.0)).product,
-                tolerance=1e-4 if prior_std.dtype == torch.float32 else 1e-9,
-            ),
-            noise=noise,
-            prior_precision=truncated.prior_precision,
-            log_evidence=truncated.log_evidence,
-            evidence_error=truncated.evidence_error,
-            report={"preconditioner_rank": truncated.report["rank"]},
-        )
