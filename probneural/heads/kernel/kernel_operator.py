@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import pairwise
 
@@ -85,14 +85,7 @@ class Path:
             slopes=slopes,
             multipliers=torch.zeros(len(process.basis), outputs, dtype=torch.float64, device=amplitude.device),
         )
-        return cls(
-            process=process,
-            frequencies=prior.frequencies,
-            phases=prior.phases,
-            weights=prior.weights,
-            slopes=slopes,
-            multipliers=process.correction(prior._prior, normal),
-        )
+        return replace(prior, multipliers=process.correction(prior._prior, normal))
 
     def __call__(self, queries: Float64[Tensor, "q r"]) -> Float64[Tensor, "q f"]:
         """Evaluate, differentiably."""
