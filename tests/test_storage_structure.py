@@ -123,7 +123,7 @@ THINGS: dict[str, Any] = {
     "ensemble": lambda: cases.fitted("deep-ensemble", "fno-1d"),
     "foreign": lambda: cases.operator_case("conv").operator,
     "kernel": _kernel,
-    "kernel draw": lambda: _kernel().sampled(2, seed=5).draw(0),
+    "kernel draw": lambda: _kernel().draw(5),
     "conditioned": _conditioned,
     "variational": _variational,
 }

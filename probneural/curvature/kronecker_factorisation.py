@@ -156,7 +156,7 @@ def matrix_blocks(layout: ParameterVector, module: nn.Module) -> list[MatrixBloc
     Raises:
         ArgumentError: If the module lacks one of the parameters, or a declaration does not fit its tensor.
     """
-    _check(layout, module)
+    layout.check(module)
     shapes = dict(zip(layout.names, layout.shapes, strict=True))
     ends = torch.tensor([math.prod(shape) for shape in layout.shapes]).cumsum(0).tolist()
     entries = {
@@ -201,19 +201,6 @@ def _merge(collected: list[MatrixBlocks]) -> list[MatrixBlocks]:
         MatrixBlocks(torch.cat([blocks.positions for blocks in group]), torch.cat([blocks.layers for blocks in group]))
         for group in groups.values()
     ]
-
-
-def _check(layout: ParameterVector, module: nn.Module) -> None:
-    sizes = {
-        name: torch.view_as_real(part).shape if part.is_complex() else part.shape for name, part in module.named_parameters()
-    }
-    for name, shape in zip(layout.names, layout.shapes, strict=True):
-        if sizes.get(name) != shape:
-            raise ArgumentError(
-                expected=f"a module with a parameter {name} of real shape {tuple(shape)}",
-                got=str(tuple(sizes[name])) if name in sizes else f"one with {', '.join(sizes)}",
-                remedy="pass the module that the layout was made of",
-            )
 
 
 def _roles(name: str, declared: str | None, shape: torch.Size, is_complex: bool) -> list[str]:

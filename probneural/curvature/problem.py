@@ -21,7 +21,7 @@ from probneural.pairs import FieldSource
 from probneural.processes import sum_over_processes
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+    pass
 
 
 @validated
@@ -120,27 +120,21 @@ class Minibatches:
             output points, 4 at least and 64 at most. It bounds memory and does not change results.
         is_sharded: Whether each process of a torch.distributed group holds other functions, so that sums run over all
             processes. Never assumed: an initialised group alone changes nothing.
-        group: The process group; the default group if None. Only with `is_sharded`.
 
     Raises:
-        ArgumentError: If a number is not a positive integer, or the group does not fit `is_sharded`.
+        ArgumentError: If a number is not a positive integer.
         UnsupportedError: If `is_sharded` without an initialised torch.distributed.
     """
 
     size: int = 32
     chunk: int | None = None
     is_sharded: bool = False
-    group: ProcessGroup | None = None
 
     def __post_init__(self) -> None:
-        """Check the numbers and the group."""
+        """Check the numbers."""
         assign(self, size=check_integer(self.size, "size"), is_sharded=check_flag(self.is_sharded, "is_sharded"))
         if self.chunk is not None:
             assign(self, chunk=check_integer(self.chunk, "chunk"))
-        if self.group is not None and not self.is_sharded:
-            raise ArgumentError(
-                expected="is_sharded=True with a group", got="False", remedy="set is_sharded=True, or omit the group"
-            )
         if self.is_sharded and not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             raise UnsupportedError(
                 expected="an initialised torch.distributed for sharded data",
@@ -153,7 +147,7 @@ class Minibatches:
 
         Every process calls it equally often, with equal shapes; the result is the same on each. It is not differentiable.
         """
-        return sum_over_processes(local, group=self.group) if self.is_sharded else local
+        return sum_over_processes(local) if self.is_sharded else local
 
 
 _MINIBATCHES = Minibatches()
@@ -195,14 +189,9 @@ class CurvatureProblem:
             raise ArgumentError(
                 expected="an operator in evaluation mode", got="one in training mode", remedy="call operator.eval() first"
             )
+        self.layout.check(self.operator)
         parameters = dict(self.operator.named_parameters())
-        missing = [name for name in self.layout.names if name not in parameters]
-        if missing:
-            raise ArgumentError(
-                expected="this operator's parameters", got=missing[0], remedy="make one with ParameterVector.of(operator)"
-            )
-        varied = [parameters[name] for name in self.layout.names]
-        dtypes = {value.dtype.to_real() for value in varied}
+        dtypes = {parameters[name].dtype.to_real() for name in self.layout.names}
         dtypes |= {self.inputs.dtype} | ({self.targets.dtype} if self.targets is not None else set())
         if len(dtypes) > 1:
             raise DataError(
@@ -268,7 +257,7 @@ class CurvatureProblem:
             likelihood=self.likelihood.select(rows),
             targets=None if self.targets is None else self.targets[rows],
             grid=None if self.grid is None else self.grid.select(rows),
-            batches=replace(self.batches, is_sharded=False, group=None),
+            batches=replace(self.batches, is_sharded=False),
         )
 
     def outputs(self, parameters: Float[Tensor, " P"], rows: slice = slice(None)) -> Float[Tensor, "b c p"]:

@@ -25,12 +25,12 @@ from probneural.checks import (
 from probneural.contexts import remembered, without_gradients
 from probneural.distributions import EmpiricalField, EnsembleForecast, FieldDistribution, Predictor
 from probneural.distributions.base import check_values
-from probneural.distributions.forecasts.members import Members, StepInputs, members_of
+from probneural.distributions.forecasts.members import Members, StepInputs, drawn_starts, members_of
 from probneural.errors import ArgumentError, GridError
 from probneural.fields import Field, check_field
 from probneural.forecasts.observations import Observation, ObservedNumbers, by_lead, observed_numbers, update
 from probneural.grids import Grid, check_grid
-from probneural.randomness import check_seed, stream_seed
+from probneural.randomness import check_seed
 
 Step = Callable[[Tensor], Tensor]
 """Leads from states `(n, c, *grid)` to the next ones: an operator, a solver, or any other function."""
@@ -110,11 +110,8 @@ class FunctionMembers:
 
     def starts(self) -> Float[Tensor, "s n c *grid"]:
         """The states at lead 0."""
-        initial = self.initial
-        if isinstance(initial, EmpiricalField) and len(initial.weights) == self.count and initial.has_equal_weights:
-            return initial.samples.to(self.start.values)
-        seeds = [stream_seed(self.seed, "filter starts", member) for member in range(self.count)]
-        return torch.stack([initial.rsample(seed=seed) for seed in seeds]).to(self.start.values)
+        drawn = drawn_starts(self.initial, count=self.count, seed=self.seed, name="filter starts")
+        return drawn.to(self.start.values)
 
     def step(self, window: Float[Tensor, "s n c *grid"], lead: int) -> Float[Tensor, "s n c *grid"]:
         """The states at a lead, from those before it."""

@@ -21,7 +21,7 @@ from probneural.errors import DataError
 from probneural.fields import Field
 from probneural.forecasts.analysis import Step, check_function
 from probneural.forecasts.observations import Observation, ObservedNumbers, by_lead, observed_numbers
-from probneural.linear_algebra.conjugate_gradients import solve_truncated
+from probneural.linear_algebra.conjugate_gradients import line_search, solve_truncated
 
 _HALVINGS = 12
 """Times that a step is halved before it is given up."""
@@ -189,7 +189,8 @@ class _Window:
             if bool(done.all()) or iteration == iterations:
                 break
             iteration += 1
-            moved, lower = self._searched(latents, direction, gradient, cost)
+            slope = (gradient * direction).sum(1)
+            moved, lower = line_search(self.cost, latents, direction, value=cost, slope=slope, halvings=_HALVINGS)
             if not bool((lower < cost).any()):
                 break
             latents, cost = moved, lower
@@ -222,20 +223,3 @@ class _Window:
         gradient = latents + transposed(residuals.detach())
         step, _ = solve_truncated(product, -gradient, shift=1.0, tolerance=1e-12, max_iterations=2 * latents.shape[1] + 10)
         return gradient, step
-
-    def _searched(self, latents: Tensor, direction: Tensor, gradient: Tensor, cost: Tensor) -> tuple[Tensor, Tensor]:
-        """Backtracking line search per sample, with Armijo constant 1e-4."""
-        length = torch.ones_like(cost)
-        promised = (gradient * direction).sum(1)
-        best, lowest = latents, cost
-        open_ = torch.ones_like(cost, dtype=torch.bool)
-        for _ in range(_HALVINGS):
-            tried = latents + length[:, None] * direction
-            value = self.cost(tried)
-            falls = open_ & (value <= cost + 1e-4 * length * promised)
-            best, lowest = torch.where(falls[:, None], tried, best), torch.where(falls, value, lowest)
-            open_ = open_ & ~falls
-            if not bool(open_.any()):
-                break
-            length = torch.where(open_, 0.5 * length, length)
-        return best, lowest

@@ -57,7 +57,7 @@ def learn(
     model = problem.evidence(eigenvalues)
     noise, scale = model.maximise(noise=problem.noise, prior=None if problem.prior is None else 1.0)
     ones = torch.ones_like(eigenvalues)
-    if problem.given.learns_layers:
+    if problem.learns_layers:
         members = problem.groups if groups is None else groups.to(eigenvalues.device)
 
         def log_determinant(log_noise: Tensor, log_priors: Tensor) -> Tensor:

@@ -39,21 +39,6 @@ _TRACED = 2**27
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
-    """Hyper-parameters fixed by the user; the evidence determines the remaining ones.
-
-    Attributes:
-        noise: 1 if the observation variance is given (that variance is then the unit), else None.
-        prior: Prior precision of each parameter, `(P,)`, float64, or None.
-        learns_layers: Whether to learn one prior precision per parameter tensor rather than one for all.
-    """
-
-    noise: float | None
-    prior: Float64[Tensor, " P"] | None
-    learns_layers: bool = False
-
-
-@dataclass(frozen=True, eq=False)
 class WeightProblem:
     """A Gaussian approximation in the weights around their trained values, before its curvature is known.
 
@@ -68,7 +53,9 @@ class WeightProblem:
         effective_observations: m, `(c,)`, float64 on the CPU.
         variance_unit: Unit of variances, `(c,)`, float64, physical units squared.
         squared_residuals: Sum over all samples of the mean square residual over the domain, `(c,)`, in physical units squared.
-        given: Fixed hyper-parameters.
+        noise: 1 if the observation variance is given (that variance is then the unit), else None: the evidence determines it.
+        prior: Prior precision of each parameter, `(P,)`, float64, or None.
+        learns_layers: Whether to learn one prior precision per parameter tensor rather than one for all.
     """
 
     operator: nn.Module
@@ -77,7 +64,9 @@ class WeightProblem:
     effective_observations: Float64[Tensor, " c"]
     variance_unit: Float64[Tensor, " c"]
     squared_residuals: Float64[Tensor, " c"]
-    given: Given
+    noise: float | None
+    prior: Float64[Tensor, " P"] | None
+    learns_layers: bool = False
 
     @cached_property
     def vector(self) -> Float[Tensor, " P"]:
@@ -98,16 +87,6 @@ class WeightProblem:
     def residual_sum_of_squares(self) -> float:
         """Sum of squared residuals in variance units, weighted by effective observations."""
         return float((self.squared_residuals * self.precision).sum())
-
-    @property
-    def noise(self) -> float | None:
-        """Given noise scale, or None."""
-        return self.given.noise
-
-    @property
-    def prior(self) -> Float64[Tensor, " P"] | None:
-        """Given prior precisions, or None."""
-        return self.given.prior
 
     @property
     def observations(self) -> float:
@@ -299,11 +278,9 @@ def prepare(
         effective_observations=observations,
         variance_unit=scale.square() if given is None else given.to(scale),
         squared_residuals=residuals.squares,
-        given=Given(
-            noise=None if given is None else 1.0,
-            prior=_prior(prior_precision, layout),
-            learns_layers=isinstance(prior_precision, str),
-        ),
+        noise=None if given is None else 1.0,
+        prior=_prior(prior_precision, layout),
+        learns_layers=isinstance(prior_precision, str),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 from probneural.contexts import undisturbed
 from probneural.errors import DataError
 from probneural.inverse.model import InverseModel
+from probneural.linear_algebra.conjugate_gradients import line_search
 
 _HALVINGS = 14
 """Maximum number of times that a step is halved."""
@@ -78,7 +80,8 @@ def approximate(
     while iteration < min(iterations, _GAUSS_NEWTON_STEPS) and bool((state.distance > tolerance).any()):
         iteration += 1
         step = -torch.cholesky_solve(state.gradient[..., None], state.triangle)[..., 0]
-        moved, lower = _searched(problem, z, step, state.gradient, height)
+        slope = (state.gradient * step).sum(-1)
+        moved, lower = line_search(partial(potential, problem), z, step, value=height, slope=slope, halvings=_HALVINGS)
         if not bool((lower < height).any()):
             break
         z, height = moved, lower
@@ -162,21 +165,3 @@ def _polished(
 
     result = minimize(objective, start, jac=True, method="L-BFGS-B", options=settings)
     return moved(result.x), int(result.nit)
-
-
-@torch.no_grad()
-def _searched(problem: InverseModel, z: Tensor, step: Tensor, gradient: Tensor, height: Tensor) -> tuple[Tensor, Tensor]:
-    """Backtracking line search for each start, with Armijo constant 1e-4."""
-    length, slope = torch.ones_like(height), (gradient * step).sum(-1)
-    best, lowest = z, height
-    searching = torch.ones_like(height, dtype=torch.bool)
-    for _ in range(_HALVINGS):
-        candidate = z + length[..., None] * step
-        value = potential(problem, candidate)
-        falls = searching & (value <= height + 1e-4 * length * slope)
-        best, lowest = torch.where(falls[..., None], candidate, best), torch.where(falls, value, lowest)
-        searching = searching & ~falls
-        if not bool(searching.any()):
-            break
-        length = torch.where(searching, 0.5 * length, length)
-    return best, lowest

@@ -13,7 +13,7 @@ from probneural.distributions import EmpiricalField, FieldDistribution, Gaussian
 from probneural.distributions.mixture import choose, uniform_numbers
 from probneural.errors import UnsupportedError
 from probneural.functionals import Functional
-from probneural.linear_algebra.densities import LOG_TWO_PI
+from probneural.linear_algebra.densities import by_covariance, by_gram, normal_log_density
 
 
 class GaussianNumbers(NamedTuple):
@@ -55,16 +55,8 @@ class GaussianNumbers(NamedTuple):
         """
         scale = noise.sqrt()
         residual, rows = (data - self.mean) / scale, self.root / scale[..., None]
-        count, rank = rows.shape[-2:]
-        if count <= rank:
-            triangle = torch.linalg.cholesky(_eye(count, rows) + rows @ rows.mT)
-            squares = torch.linalg.solve_triangular(triangle, residual[..., None], upper=False).square().sum((-2, -1))
-        else:
-            triangle = torch.linalg.cholesky(_eye(rank, rows) + rows.mT @ rows)
-            latent = torch.cholesky_solve(rows.mT @ residual[..., None], triangle)
-            squares = (residual - (rows @ latent)[..., 0]).square().sum(-1) + latent.square().sum((-2, -1))
-        log_determinant = noise.log().sum() + 2.0 * triangle.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        return -0.5 * (squares + log_determinant + count * LOG_TWO_PI)
+        squares, log_determinant = (by_covariance if rows.shape[-1] > rows.shape[-2] else by_gram)(rows, residual)
+        return normal_log_density(squares, log_determinant + noise.log().sum(), residual)
 
     def covariance(self, noise: Float64[Tensor, " q"]) -> Float64[Tensor, "n q q"]:
         """The matrices root root^T + diag(noise)."""
@@ -110,7 +102,3 @@ def log_density(values: FieldDistribution, data: Float64[Tensor, " q"], noise: F
     weights = values.weights.to(logs)
     weights = weights if weights.ndim == 2 else weights[:, None].expand_as(logs)
     return torch.logsumexp(torch.where(weights > 0, logs + weights.clamp_min(1e-300).log(), -torch.inf), dim=0)
-
-
-def _eye(size: int, like: Tensor) -> Tensor:
-    return torch.eye(size, dtype=like.dtype, device=like.device)

@@ -1,6 +1,8 @@
-"""Batched conjugate gradients up to negative curvature."""
+"""Batched conjugate gradients up to negative curvature, and line searches along their steps."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float
@@ -60,3 +62,40 @@ def solve_truncated(
         active = active & (size > target)
         direction = residual + torch.where(active, size / torch.where(active, before, 1.0), 0.0)[:, None] * direction
     return solution, image
+
+
+@torch.no_grad()
+def line_search(
+    function: Callable[[Tensor], Tensor],
+    start: Float[Tensor, "*n d"],
+    step: Float[Tensor, "*n d"],
+    *,
+    value: Float[Tensor, "*n"],
+    slope: Float[Tensor, "*n"],
+    halvings: int,
+) -> tuple[Float[Tensor, "*n d"], Float[Tensor, "*n"]]:
+    """Backtracking line search of several minimisations, with Armijo constant 1e-4.
+
+    Args:
+        function: Map from points `(*n, d)` to values `(*n,)`.
+        start: Points `(*n, d)`.
+        step: Steps to try, `(*n, d)`.
+        value: Values at the points, `(*n,)`.
+        slope: Derivatives along the steps, `(*n,)`.
+        halvings: Maximum number of lengths of a step.
+
+    Returns:
+        Points and values; those of the start where no length satisfies the condition.
+    """
+    length, searching = torch.ones_like(value), torch.ones_like(value, dtype=torch.bool)
+    best, lowest = start, value
+    for _ in range(halvings):
+        candidate = start + length[..., None] * step
+        reached = function(candidate)
+        falls = searching & (reached <= value + 1e-4 * length * slope)
+        best, lowest = torch.where(falls[..., None], candidate, best), torch.where(falls, reached, lowest)
+        searching = searching & ~falls
+        if not bool(searching.any()):
+            break
+        length = torch.where(searching, 0.5 * length, length)
+    return best, lowest

@@ -47,13 +47,13 @@ def log_density(
     is_recorded = torch.is_grad_enabled() and (rows.requires_grad or whitened.requires_grad)
     if min(rows.shape[-2:]) >= _GRAM_COLUMNS and bool((trace <= _GRAM_TRACE).all()):
         is_tall = rows.shape[-1] <= rows.shape[-2]
-        quadratic, log_determinant = _by_gram(rows, whitened, groups=groups) if is_tall else _by_covariance(rows, whitened)
+        quadratic, log_determinant = by_gram(rows, whitened, groups=groups) if is_tall else by_covariance(rows, whitened)
     else:
         quadratic, log_determinant = _by_triangle(rows.detach(), whitened.detach())
         if is_recorded:
             slopes = _by_singular_values(rows, whitened)
             quadratic, log_determinant = quadratic + increment(slopes[0]), log_determinant + increment(slopes[1])
-    return _normal(quadratic, log_determinant + noise.log().sum(-1), residual)
+    return normal_log_density(quadratic, log_determinant + noise.log().sum(-1), residual)
 
 
 def lower_gram(columns: Float64[Tensor, "... m k"], *, groups: int = 1) -> Float64[Tensor, "... k k"]:
@@ -77,7 +77,7 @@ def lower_gram(columns: Float64[Tensor, "... m k"], *, groups: int = 1) -> Float
     return gram
 
 
-def _by_gram(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "... m"], *, groups: int) -> tuple[Tensor, Tensor]:
+def by_gram(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "... m"], *, groups: int = 1) -> tuple[Tensor, Tensor]:
     """Squared Mahalanobis distance of w under N(0, A A^T + I), and the covariance's log determinant, from A^T A."""
     gram = lower_gram(rows, groups=groups)
     # z = (I + A^T A)^-1 A^T w, distance |w - A z|^2 + |z|^2
@@ -88,8 +88,8 @@ def _by_gram(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "... m"
     return quadratic, 2.0 * triangle.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
-def _by_covariance(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "... m"]) -> tuple[Tensor, Tensor]:
-    """The same as `_by_gram`, from A A^T, for a wide A."""
+def by_covariance(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "... m"]) -> tuple[Tensor, Tensor]:
+    """The same as `by_gram`, from A A^T, for a wide A."""
     covariance = lower_gram(rows.mT)
     # x = (I + A A^T)^-1 w, distance 2 w·x - |A^T x|^2 - |x|^2
     triangle = torch.linalg.cholesky(covariance + torch.eye(rows.shape[-2], dtype=rows.dtype, device=rows.device))
@@ -101,7 +101,7 @@ def _by_covariance(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "
 
 
 def _by_triangle(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "... m"]) -> tuple[Tensor, Tensor]:
-    """The same as `_by_gram`, without products of A and without derivatives."""
+    """The same as `by_gram`, without products of A and without derivatives."""
     order = by_size(rows)
     whitened = whitened.take_along_dim(order, -1)
     rows = torch.linalg.qr(rows.take_along_dim(order[..., None], -2).mT, mode="r").R.mT  # see Decomposition.of
@@ -120,7 +120,7 @@ def _by_triangle(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "..
 
 
 def _by_singular_values(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "... m"]) -> tuple[Tensor, Tensor]:
-    """The same as `_by_gram`, with first derivatives: A = U S V^T, log det(I + A A^T) = sum log(1 + S^2)."""
+    """The same as `by_gram`, with first derivatives: A = U S V^T, log det(I + A A^T) = sum log(1 + S^2)."""
     svd = Decomposition.of(rows)
     gain, _, _, quadratic = svd.with_unit_noise(whitened)
     return quadratic, 2.0 * gain.log().sum(-1) + svd.inner(2.0 * svd.values / gain.square())
@@ -140,7 +140,7 @@ def log_density_without_noise(
     pull, latent = svd.combined(standardised / svd.values), svd.to_latent(standardised)
     quadratic = standardised.square().sum(-1) + svd.distance(target, pull, latent)
     log_determinant = 2.0 * (svd.values.log().sum(-1) + size.log().sum(-1)) + svd.inner(2.0 / svd.values)
-    density = _normal(quadratic, log_determinant, residual)
+    density = normal_log_density(quadratic, log_determinant, residual)
     return torch.where(svd.values[..., -1] > RANK_TOLERANCE[dtype] * svd.values[..., 0], density, math.nan)
 
 
@@ -162,10 +162,10 @@ def log_density_of_gram(
     triangle, _ = torch.linalg.cholesky_ex(correlations)  # differentiable also at equal eigenvalues
     whitened = torch.linalg.solve_triangular(triangle, (residual / size)[..., None], upper=False)[..., 0]
     log_determinant = 2.0 * (triangle.diagonal(dim1=-2, dim2=-1).log() + size.log()).sum(-1)
-    density = _normal(whitened.square().sum(-1), log_determinant, residual)
+    density = normal_log_density(whitened.square().sum(-1), log_determinant, residual)
     return torch.where(spectrum[..., 0] > least * spectrum[..., -1], density, math.nan)
 
 
-def _normal(quadratic: Tensor, log_determinant: Tensor, residual: Tensor) -> Tensor:
+def normal_log_density(quadratic: Tensor, log_determinant: Tensor, residual: Tensor) -> Tensor:
     """Log density of a normal vector from its squared Mahalanobis distance and the log determinant of its covariance."""
     return -0.5 * (quadratic + log_determinant + residual.shape[-1] * LOG_TWO_PI)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from probneural.curvature.problem import Minibatches
-from probneural.errors import ArgumentError, UnsupportedError
+from probneural.errors import UnsupportedError
 from tests.distributed import needs_distributed, run_in_ranks
 
 SCRIPT = """
@@ -68,9 +68,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.bad_input
-def test_a_group_must_be_wanted_and_there() -> None:
+def test_sharding_takes_an_initialised_group() -> None:
     Minibatches()
     with pytest.raises(UnsupportedError, match="torchrun"):
         Minibatches(is_sharded=True)
-    with pytest.raises(ArgumentError, match="is_sharded=True"):
-        Minibatches(group=object())

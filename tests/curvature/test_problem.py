@@ -57,7 +57,7 @@ def test_refuses_what_does_not_fit() -> None:
     partly.norm.train()
     with pytest.raises(ArgumentError, match="evaluation mode"):
         changed(case, operator=partly, layout=ParameterVector.of(partly))
-    with pytest.raises(ArgumentError, match="expected this operator's parameters"):
+    with pytest.raises(ArgumentError, match="parameters among"):
         changed(case, layout=ParameterVector.of(torch.nn.Linear(1, 1)))
     with pytest.raises(DataError, match="of one dtype"):
         changed(case, inputs=problem.inputs.to(torch.float32))
@@ -84,5 +84,3 @@ def test_refuses_what_does_not_fit() -> None:
 def test_sharding_is_explicit() -> None:
     with pytest.raises(UnsupportedError, match="an initialised torch.distributed"):
         changed(tiny(), is_sharded=True)
-    with pytest.raises(ArgumentError, match="is_sharded=True with a group"):
-        changed(tiny(), group=object())

@@ -36,8 +36,6 @@ def other(name: str) -> Predictor:
         return KernelOperator(groups=1, iterations=2).fit(None, case.data)
     if name == "updated":
         return LastLayerLaplace(noise=0.01, prior_precision=2.0).fit(case.operator, case.data).update(held_out)
-    if name == "kernel paths":
-        return other("kernel").sampled(3, seed=1)  # type: ignore[attr-defined]
     if name == "weight samples":
         return fitted("diagonal", "fno-1d").sampled(3, seed=1)
     if name == "mixture":
@@ -53,7 +51,6 @@ def other(name: str) -> Predictor:
 OTHERS = (
     "kernel",
     "updated",
-    "kernel paths",
     "weight samples",
     "scaled kernel",
     "scaled ensemble",

@@ -11,10 +11,10 @@ from probneural.linear_algebra.conditioning import condition_noisily
 from probneural.linear_algebra.densities import (
     _GRAM_TRACE,
     _by_singular_values,
-    _normal,
     log_density,
     log_density_of_gram,
     log_density_without_noise,
+    normal_log_density,
 )
 from tests.distributions.cases import normal
 from tests.linear_algebra.test_conditioning import SHAPES, problem, unequal_problem
@@ -80,10 +80,10 @@ class TestLogDensityOfManyColumns:
             found = log_density(root, residual, noise)
             inverse = noise.rsqrt()
             quadratic, log_determinant = _by_singular_values(root * inverse[..., None], residual * inverse)
-            expected = _normal(quadratic, log_determinant + noise.log().sum(-1), residual)
+            expected = normal_log_density(quadratic, log_determinant + noise.log().sum(-1), residual)
             assert torch.allclose(found, expected, rtol=0.0, atol=80 * 2e-9)  # 1e-9 per eigenvalue, in twice its logarithm
 
-    @pytest.mark.parametrize(("way", "values"), [("_by_gram", 90), ("_by_covariance", 70)])
+    @pytest.mark.parametrize(("way", "values"), [("by_gram", 90), ("by_covariance", 70)])
     def test_larger_traces_take_triangles(self, way: str, values: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(densities, way, None)
         monkeypatch.setattr(densities, "_by_singular_values", None)

@@ -160,11 +160,7 @@ class Members:
         states = self.start.values[:, : self.history * self.channels]
         if self.initial is None:
             return states.expand(self.count, *states.shape)
-        initial = self.initial
-        if isinstance(initial, EmpiricalField) and len(initial.weights) == self.count and initial.has_equal_weights:
-            return initial.samples.detach().to(states)
-        seeds = [stream_seed(self.seed, "roll-out starts", member) for member in range(self.count)]
-        return torch.stack([initial.rsample(seed=seed) for seed in seeds]).to(states)
+        return drawn_starts(self.initial, count=self.count, seed=self.seed, name="roll-out starts").to(states)
 
     def step(self, window: Float[Tensor, "s n hc *grid"], lead: int) -> Float[Tensor, "s n c *grid"]:
         """The states at a lead, from those before it.
@@ -234,6 +230,13 @@ class Members:
             )
         check_finite(values, f"forcing at lead {lead}")
         return torch.cat([constant, values.to(constant).expand(shape)], dim=1)
+
+
+def drawn_starts(initial: FieldDistribution, *, count: int, seed: int, name: str) -> Float[Tensor, "s n c *grid"]:
+    """One state per member: the samples of an ensemble of as many equal members, or else draws from the named random stream."""
+    if isinstance(initial, EmpiricalField) and len(initial.weights) == count and initial.has_equal_weights:
+        return initial.samples.detach()
+    return torch.stack([initial.rsample(seed=stream_seed(seed, name, member)) for member in range(count)])
 
 
 @undisturbed()

@@ -85,9 +85,17 @@ class Root(Undisturbed, LatentMap):
     def row_squares(self) -> Float[Tensor, "n c p"]:
         """Row sums of squares: the marginal variances, by a sum that cannot become negative."""
 
-    @abstractmethod
     def push(self, functional: Functional) -> Root:
-        """Return the root of the functional's values, `(n, c, m, k)`."""
+        """Return the root of the functional's values, `(n, c, m, k)`; by default, pull its weights back, channel by channel."""
+        inputs, channels, points, rank = self.shape
+        identity = torch.eye(functional.size, dtype=torch.float64, device="cpu")
+        matrix = functional.adjoint(identity).flatten(-len(functional.grid.shape)).to(self.like)
+        pushed = []
+        for channel in range(channels):
+            cotangents = self.like.new_zeros(inputs, functional.size, channels, points)
+            cotangents[:, :, channel] = matrix
+            pushed.append(self.pull(cotangents).to(self.like))
+        return DenseRoot(torch.stack(pushed, 1) if pushed else self.like.new_zeros(inputs, 0, functional.size, rank))
 
     @abstractmethod
     def compose(self, transform: LowRankUpdate) -> Root:
@@ -152,6 +160,27 @@ class Root(Undisturbed, LatentMap):
             columns = piece.to(torch.float64)
             total = total + columns @ columns.mT
         return total
+
+
+@dataclass(frozen=True, eq=False)
+class DerivedRoot(Root):
+    """A root with the latent of another one; abstract."""
+
+    base: Root
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """`(n, c, p, k)`."""
+        return self.base.shape
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the dtype and on the device of products."""
+        return self.base.like
+
+    def latents(self, seeds: Seeds) -> Float[Tensor, "m k"]:
+        """The latent vectors of the base."""
+        return self.base.latents(seeds)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.distributions.latent import Seeds
-from probneural.distributions.roots.base import DenseRoot, FeatureRoot, FormedRoot, Root
+from probneural.distributions.roots.base import DenseRoot, DerivedRoot, FeatureRoot, FormedRoot, Root
 from probneural.distributions.roots.sums import CorrectedRoot, SideBySideRoot
 from probneural.functionals import Functional
 from probneural.linear_algebra.conditioning import LowRankUpdate
@@ -154,16 +154,6 @@ class DiagonalRoot(Root):
         """Row sums of squares."""
         return self.std.square()
 
-    def push(self, functional: Functional) -> Root:
-        """Weigh the functional's matrix by the standard deviations: a block per channel."""
-        inputs, channels, points = self.std.shape
-        identity = torch.eye(functional.size, dtype=torch.float64, device="cpu")
-        matrix = functional.adjoint(identity).flatten(-len(functional.grid.shape)).to(self.std)
-        pushed = self.std.new_zeros(inputs, channels, functional.size, channels, points)
-        for channel in range(channels):
-            pushed[:, channel, :, channel] = matrix * self.std[:, channel, None]
-        return DenseRoot(pushed.flatten(3))
-
     def compose(self, transform: LowRankUpdate) -> CorrectedRoot:
         """Keep the map as thin matrices."""
         return CorrectedRoot.composed(self, transform)
@@ -204,7 +194,7 @@ def weigh(root: Root, weights: Float[Tensor, "n c p"]) -> Root:
 
 
 @dataclass(frozen=True, eq=False)
-class WeightedRoot(Root):
+class WeightedRoot(DerivedRoot):
     """diag(g) R, for a root R of any kind.
 
     Args:
@@ -212,18 +202,7 @@ class WeightedRoot(Root):
         weights: g, `(n, c, p)`, dimensionless.
     """
 
-    base: Root
     weights: Float[Tensor, "n c p"]
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """`(n, c, p, k)`."""
-        return self.base.shape
-
-    @property
-    def like(self) -> Tensor:
-        """A tensor of the dtype and on the device of products."""
-        return self.base.like
 
     def product(self, latents: Float[Tensor, "s k"]) -> Float[Tensor, "s n c p"]:
         """Map s latent vectors to s coherent draws."""
@@ -232,10 +211,6 @@ class WeightedRoot(Root):
     def product_each(self, latents: Float[Tensor, "n k"]) -> Float[Tensor, "n c p"]:
         """Map one latent vector per input."""
         return self.base.product_each(latents) * self.weights
-
-    def latents(self, seeds: Seeds) -> Float[Tensor, "m k"]:
-        """The latent vectors of the base."""
-        return self.base.latents(seeds)
 
     def draw(self, seeds: Seeds, *, each: bool = False) -> Float[Tensor, "..."]:
         """The base's draws, weighted."""
@@ -252,18 +227,6 @@ class WeightedRoot(Root):
     def row_squares(self) -> Float[Tensor, "n c p"]:
         """Row sums of squares."""
         return (self.base.row_norms() * self.weights).square()  # squares of either may not be held where that of the product is
-
-    def push(self, functional: Functional) -> DenseRoot:
-        """Pull the functional's weights, times g, back to the latent side, channel by channel."""
-        inputs, channels, points, rank = self.shape
-        identity = torch.eye(functional.size, dtype=torch.float64, device="cpu")
-        matrix = functional.adjoint(identity).flatten(-len(functional.grid.shape)).to(self.weights)
-        pushed = []
-        for channel in range(channels):
-            cotangents = self.weights.new_zeros(inputs, functional.size, channels, points)
-            cotangents[:, :, channel] = matrix
-            pushed.append(self.pull(cotangents).to(self.weights))
-        return DenseRoot(torch.stack(pushed, 1) if pushed else self.weights.new_zeros(inputs, 0, functional.size, rank))
 
     def compose(self, transform: LowRankUpdate) -> CorrectedRoot:
         """Keep the map as thin matrices."""

@@ -10,7 +10,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.distributions.latent import Seeds
-from probneural.distributions.roots.base import Root
+from probneural.distributions.roots.base import DerivedRoot, Root
 from probneural.errors import ShapeError
 from probneural.functionals import Functional
 from probneural.linear_algebra.conditioning import LowRankUpdate
@@ -142,7 +142,7 @@ class SideBySideRoot(Root):
 
 
 @dataclass(frozen=True, eq=False)
-class CorrectedRoot(Root):
+class CorrectedRoot(DerivedRoot):
     """B + C W: a root with a low-rank correction, one pair of thin matrices per sample.
 
     Conditioning a sample on its observations, u + K (y - A u), corrects the shared root to B - K (A B).
@@ -153,7 +153,6 @@ class CorrectedRoot(Root):
         rows: W, `(n, q, k)`, dimensionless.
     """
 
-    base: Root
     columns: Float[Tensor, "..."]
     rows: Float[Tensor, "..."]
 
@@ -174,16 +173,6 @@ class CorrectedRoot(Root):
         thin = torch.stack(columns, -1) if columns else base.row_squares().new_zeros(*base.shape[:3], 0)
         return cls.of(base, thin * change.to(thin)[:, None, None, :], directions)
 
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """`(n, c, p, k)`."""
-        return self.base.shape
-
-    @property
-    def like(self) -> Tensor:
-        """A tensor of the dtype and on the device of products."""
-        return self.base.like
-
     def product(self, latents: Float[Tensor, "s k"]) -> Float[Tensor, "s n c p"]:
         """Map s latent vectors to s coherent draws."""
         along = torch.einsum("nqk,sk->snq", self.rows, latents.to(self.rows))
@@ -195,10 +184,6 @@ class CorrectedRoot(Root):
         along = torch.einsum("nqk,nk->nq", self.rows, latents.to(self.rows))
         drawn = self.base.product_each(latents)
         return drawn + torch.einsum("ncpq,nq->ncp", self.columns, along.to(self.columns)).to(drawn)
-
-    def latents(self, seeds: Seeds) -> Float[Tensor, "m k"]:
-        """The latent vectors of the base."""
-        return self.base.latents(seeds)
 
     def transposed_product(self, values: Float[Tensor, "s n c p"]) -> Float[Tensor, "s k"]:
         """Apply the transpose of the joint map."""

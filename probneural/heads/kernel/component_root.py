@@ -11,7 +11,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from probneural.distributions.latent import Seeds
-from probneural.distributions.roots.base import DenseRoot, Root, check_transform, grid_shape
+from probneural.distributions.roots.base import DenseRoot, DerivedRoot, Root, check_transform, grid_shape
 from probneural.functionals import Functional
 from probneural.linear_algebra.conditioning import LowRankUpdate, UpdateSequence
 from probneural.linear_algebra.principal_components import narrowed
@@ -125,10 +125,6 @@ class BlockCoordinates(Root):
         formed = [torch.einsum("fcp,nN->ncpfN", part, block) for part, block in zip(parts, self._blocks, strict=True)]
         return torch.cat(formed, dim=3).flatten(3)
 
-    def push(self, functional: Functional) -> Root:
-        """Form the map, and apply the functional to its columns."""
-        return DenseRoot(self.dense()).push(functional)
-
     def scale(self, factors: Float[Tensor, " 1"]) -> BlockCoordinates:
         """Multiply all coordinates."""
         return replace(self, std=self.std * factors.to(self.std))
@@ -168,7 +164,7 @@ class BlockCoordinates(Root):
 
 
 @dataclass(frozen=True, eq=False)
-class UpdatedCoordinates(Root):
+class UpdatedCoordinates(DerivedRoot):
     """Independent coordinates after observations, B S1 S2 ..., kept in the numbers that B and the observations take.
 
     B maps k = f * N latent dimensions to f coordinates, so B S has n * f * f * N numbers where B has n * N: it is not formed.
@@ -176,63 +172,45 @@ class UpdatedCoordinates(Root):
     what sticks out of them, of the r directions of its own observations or, in f dimensions, of those that functions share.
 
     Args:
-        blocks: B.
+        base: B.
         updates: S1 S2 ...
     """
 
-    blocks: BlockCoordinates
+    base: BlockCoordinates
     updates: UpdateSequence
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """`(n, 1, f, k)`."""
-        return self.blocks.shape
-
-    @property
-    def like(self) -> Tensor:
-        """A tensor of the dtype and on the device of products."""
-        return self.blocks.like
 
     def product(self, latents: Float[Tensor, "s k"]) -> Float[Tensor, "s n 1 f"]:
         """Map s latent vectors, by one function after another where each has updates of its own."""
         if self.updates.is_per_function:
             return torch.cat([one.product(latents) for one in self._singles()], dim=1)
-        return self.blocks.product(self.updates.product(latents))
-
-    def latents(self, seeds: Seeds) -> Float64[Tensor, "m k"]:
-        """The latent vectors before the observations."""
-        return self.blocks.latents(seeds)
+        return self.base.product(self.updates.product(latents))
 
     def product_each(self, latents: Float[Tensor, "n k"]) -> Float[Tensor, "n 1 f"]:
         """Map one latent vector per function."""
-        return self.blocks.product_each(self.updates.product(latents))
+        return self.base.product_each(self.updates.product(latents))
 
     def transposed_product(self, values: Float[Tensor, "s n 1 f"]) -> Float[Tensor, "s k"]:
         """Apply the transpose of the joint map."""
         if self.updates.is_per_function:
             parts = (one.transposed_product(values[:, [index]]) for index, one in enumerate(self._singles()))
             return sum(parts, start=values.new_zeros(len(values), self.shape[3]))
-        return self.updates.transposed_product(self.blocks.transposed_product(values))
+        return self.updates.transposed_product(self.base.transposed_product(values))
 
     def pull(self, cotangents: Float[Tensor, "n m 1 f"]) -> Float[Tensor, "n m k"]:
         """Apply each function's own transpose."""
-        return self.updates.transposed_product(self.blocks.pull(cotangents))
+        return self.updates.transposed_product(self.base.pull(cotangents))
 
     def row_squares(self) -> Float[Tensor, "n 1 f"]:
         """Variances of the coordinates, function by function."""
         return torch.cat([self.marginal(index).row_squares() for index in range(self.shape[0])])
 
-    def push(self, functional: Functional) -> Root:
-        """Form the map, and apply the functional to its columns."""
-        return DenseRoot(self.dense()).push(functional)
-
     def scale(self, factors: Float[Tensor, " 1"]) -> UpdatedCoordinates:
         """Multiply all coordinates."""
-        return replace(self, blocks=self.blocks.scale(factors))
+        return replace(self, base=self.base.scale(factors))
 
     def select(self, index: slice | Tensor) -> UpdatedCoordinates:
         """Select functions, and what was learned about each of them."""
-        return UpdatedCoordinates(self.blocks.select(index), self.updates[index])
+        return UpdatedCoordinates(self.base.select(index), self.updates[index])
 
     def compose(self, transform: LowRankUpdate) -> UpdatedCoordinates:
         """Remember the map."""
@@ -240,15 +218,15 @@ class UpdatedCoordinates(Root):
 
     def marginal(self, index: int) -> DenseRoot:
         """One function's coordinates, with two latent dimensions for each of them, or one more for each of its observations."""
-        std = self.blocks.std_of(index)
+        std = self.base.std_of(index)
         inverse = torch.where(std > 0, 1.0 / std, 0.0)
         if not self.updates.is_per_function:
             return self._marginal_of_shared(index, std, inverse)
         one = self._single(index)
         updates = [update.to(std) for update in one.updates.updates]
         directions = torch.cat([update.directions for update in updates])
-        along = one.blocks.product(directions)[:, 0, 0] * inverse  # in the orthonormal rows of B; the rest sticks out of them
-        rest = directions - one.blocks.pull((along * inverse)[None, :, None])[0]
+        along = one.base.product(directions)[:, 0, 0] * inverse  # in the orthonormal rows of B; the rest sticks out of them
+        rest = directions - one.base.pull((along * inverse)[None, :, None])[0]
         _, outside = torch.linalg.qr(rest.mT)
         basis = torch.cat([along, outside.mT], dim=1)  # the directions again, in f + r dimensions
         parts = basis.split([len(update.factors) for update in updates])
@@ -264,7 +242,7 @@ class UpdatedCoordinates(Root):
             E S = (I + A^T M A) E + A^T M (Q - A E),        (Q - A E)(Q - A E)^T = I - A A^T.
         """
         directions, change = self._change
-        along = self.blocks.coordinates_of(index, directions) * inverse
+        along = self.base.coordinates_of(index, directions) * inverse
         if along.requires_grad:  # the decompositions below have no derivative where something is certain
             return DenseRoot(self._single(index).dense())
         pulled = along.mT @ change
@@ -288,11 +266,11 @@ class UpdatedCoordinates(Root):
 
     def dense(self) -> Float[Tensor, "n 1 f k"]:
         """Form the map."""
-        return self.updates.transposed_product(self.blocks.dense())
+        return self.updates.transposed_product(self.base.dense())
 
     def _single(self, index: int) -> UpdatedCoordinates:
         """One function, whose own updates then serve all."""
-        return UpdatedCoordinates(self.blocks.select(slice(index, index + 1)), self.updates[index])
+        return UpdatedCoordinates(self.base.select(slice(index, index + 1)), self.updates[index])
 
     def _singles(self) -> Iterator[UpdatedCoordinates]:
         return (self._single(index) for index in range(self.shape[0]))
@@ -380,7 +358,7 @@ class ComponentRoot(Root):
         if isinstance(self.coordinates, BlockCoordinates):
             return self.coordinates.dense_fields(self.modes)
         if isinstance(self.coordinates, UpdatedCoordinates):
-            return self.coordinates.updates.transposed_product(self.coordinates.blocks.dense_fields(self.modes))
+            return self.coordinates.updates.transposed_product(self.coordinates.base.dense_fields(self.modes))
         return torch.einsum("fcp,nfk->ncpk", self.modes, self.coordinates.dense()[:, 0])
 
     def gram(self) -> Float64[Tensor, "n cp cp"]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
-from functools import cache, cached_property, partial
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cache, partial
 from itertools import pairwise
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from probneural.checks import assign, check_choice, check_finite, check_integer, check_module, check_real
 from probneural.contexts import copy_for_call, undisturbed
-from probneural.distributions import EmpiricalField, FieldDistribution, GaussianField, Latent, Predictor, PredictorTraits
+from probneural.distributions import FieldDistribution, GaussianField, Latent, Predictor, PredictorTraits
 from probneural.distributions.latent import digest, draw_keys
 from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field, check_field, evaluate
@@ -27,7 +27,7 @@ from probneural.heads.kernel.search import Fitted, Search
 from probneural.heads.training_data import NOISE_FLOOR, check_some, in_memory, recorded, training_data
 from probneural.heads.weight_problem import residuals_of
 from probneural.pairs import Dataset
-from probneural.randomness import check_seed, stream
+from probneural.randomness import stream
 from probneural.registry import stored
 
 
@@ -85,14 +85,7 @@ class Path:
             slopes=slopes,
             multipliers=torch.zeros(len(process.basis), outputs, dtype=torch.float64, device=amplitude.device),
         )
-        return cls(
-            process=process,
-            frequencies=prior.frequencies,
-            phases=prior.phases,
-            weights=prior.weights,
-            slopes=slopes,
-            multipliers=process.correction(prior._prior, normal),
-        )
+        return replace(prior, multipliers=process.correction(prior._prior, normal))
 
     def __call__(self, queries: Float64[Tensor, "q r"]) -> Float64[Tensor, "q f"]:
         """Evaluate, differentiably."""
@@ -358,20 +351,6 @@ class KernelPredictor(Predictor):
     def _identity(self) -> str:
         return self._name
 
-    def sampled(self, members: int, *, seed: int) -> KernelPaths:
-        """Return an ensemble of function draws, whose predictions are coherent across calls.
-
-        Optimisers of acquisition functions do better with it: a design's draws do not change with the designs beside it.
-
-        Args:
-            members: How many.
-            seed: Names the draws.
-
-        Raises:
-            ArgumentError: If `members` is not a positive integer.
-        """
-        return KernelPaths(self, members=members, seed=seed)
-
     def coordinates(self, inputs: Field) -> Float64[Tensor, "n r"]:
         """Principal components of the inputs, dimensionless."""
         return self.inputs.scores(check_field(inputs, "inputs"))
@@ -429,7 +408,9 @@ class KernelPredictor(Predictor):
         """One function of each Gaussian process for a seed, kept for the draws that were used last."""
         keys = (seed, *draw_keys(self._key))
         if keys not in self._drawn_paths:
-            paths = draw_paths(self.processes, generator=stream(seed, "kernel paths", *keys[1:]))
+            generator = stream(seed, "kernel paths", *keys[1:])
+            with torch.inference_mode(False), torch.no_grad():  # functions outlive inference mode
+                paths = [Path.drawn(process, generator=generator, features=_FEATURES) for process in self.processes]
             while len(self._drawn_paths) >= _KEPT_PATHS:
                 self._drawn_paths.pop(next(iter(tuple(self._drawn_paths))), None)
             self._drawn_paths[keys] = paths
@@ -471,46 +452,3 @@ def _variances(processes: Sequence[Process | InducingProcess], points: Tensor) -
 
 def _factors(processes: Sequence[Process | InducingProcess], points: Tensor) -> Tensor:
     return torch.stack([process.joint_factor(points) for process in processes])
-
-
-def draw_paths(processes: Sequence[Process | InducingProcess], *, generator: torch.Generator) -> list[Path]:
-    """Draw one function of each Gaussian process, given its data; the functions outlive inference mode."""
-    with torch.inference_mode(False), torch.no_grad():
-        return [Path.drawn(process, generator=generator, features=_FEATURES) for process in processes]
-
-
-@stored()
-class KernelPaths(Predictor):
-    """Functions drawn from a `KernelPredictor`: an ensemble, coherent across inputs, grids and calls.
-
-    Args:
-        predictor: Where they are drawn from.
-        members: How many.
-        seed: Names the draws.
-
-    Raises:
-        ArgumentError: If `members` is not a positive integer, or the seed is none.
-    """
-
-    def __init__(self, predictor: KernelPredictor, *, members: int, seed: int) -> None:
-        super().__init__(predictor.traits)
-        self.predictor = predictor
-        self.members = check_integer(members, "members")
-        self.seed = check_seed(seed)
-
-    @cached_property
-    def _paths(self) -> list[list[Path]]:
-        """One function per member and Gaussian process, drawn when they are first needed."""
-        generator = stream(self.seed, "kernel paths", *draw_keys(self.predictor._key))
-        return [draw_paths(self.predictor.processes, generator=generator) for _ in range(self.members)]
-
-    def _predict(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        return [self._field(inputs, query) for inputs, query in sets]
-
-    def _field(self, inputs: Field, query: Grid | None) -> EmpiricalField:
-        check_some(inputs)
-        where = inputs.grid if query is None else query
-        points, modes = self.predictor.coordinates(inputs), self.predictor.outputs.modes_on(where)
-        weights = torch.stack([torch.cat([path(points) for path in paths], dim=1) for paths in self._paths])
-        moved = torch.einsum("snf,fcp->sncp", weights, modes).unflatten(-1, where.shape)
-        return EmpiricalField((self.predictor.centre(inputs, query) + moved).to(self.dtype), grid=where)

@@ -136,7 +136,7 @@ class Full(Structure):
             observations=problem.observations,
             residual_sum_of_squares=problem.residual_sum_of_squares,
         )
-        if problem.given.learns_layers:
+        if problem.learns_layers:
             shared = solve(noise=noise, prior=None)
             start = (shared.noise, float(shared.prior_precision[0]))
             noise, priors = _layered(problem, curvature).maximise(start=start, noise=noise)

@@ -18,7 +18,7 @@ from probneural.curvature.weights import LowRankWeights
 from probneural.errors import ConvergenceWarning, EvidenceError, warn
 from probneural.heads.evidence import Evidence
 from probneural.heads.weight_posterior import Structure, WeightPosterior
-from probneural.heads.weight_problem import Given, WeightProblem
+from probneural.heads.weight_problem import WeightProblem
 from probneural.linear_algebra.symmetric_maps import Map, gaussian, orthonormal
 from probneural.randomness import stream
 
@@ -126,9 +126,9 @@ class LowRank(Structure):
         dtype = problem.vector.dtype
         settings = {"rank": self.rank, "seed": seed, "tolerance": TOLERANCE[dtype], "show_progress": show_progress}
         problem, truncated = _resolved(problem, **settings)
-        if problem.given.learns_layers:
+        if problem.learns_layers:
             priors, noise_scale = _layered(problem, truncated)
-            problem, truncated = _resolved(replace(problem, given=Given(noise=noise_scale, prior=priors)), **settings)
+            problem, truncated = _resolved(replace(problem, noise=noise_scale, prior=priors, learns_layers=False), **settings)
         if self.rank is None and truncated.next_ratio > 1.0:
             warn(
                 f"low rank stopped at {len(truncated.ratios)} directions; data add {truncated.next_ratio:.3g} times "
