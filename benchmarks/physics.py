@@ -171,16 +171,12 @@ class Unit(kept_units.Unit):
 
 
 def trained(unit: Unit, case: Case, train: pn.FieldPairs) -> pn.operators.Operator:
-    """Train the operator of one unit for about STEPS steps; without labels, its output scale is that of a few corrections."""
+    """Train the operator of one unit for about STEPS steps."""
     operator, loss = case.operator(), None
     sets = [train] if unit.labels else []
     if unit.method != DATA:
-        inputs = case.pairs("unlabelled", is_small=unit.is_small).inputs
-        sets.append(pn.FieldPairs.unlabelled(inputs))
+        sets.append(pn.FieldPairs.unlabelled(case.pairs("unlabelled", is_small=unit.is_small).inputs))
         loss = case.residual.loss()
-        if not unit.labels:  # the output normaliser would keep scale 1
-            solutions = pn.Field(corrected_zero(case, inputs[:10], is_small=unit.is_small), inputs.grid)
-            operator.fit_normalizers(pn.FieldPairs(inputs[:10], solutions))
     if unit.method == CONSTRUCTION:
         operator, loss = physics.ByConstruction(operator, case.condition), physics.Residual(case.residual.equation).loss()
     per_epoch = sum(-(-len(part) // BATCH) for part in sets)

@@ -612,6 +612,7 @@ def missing_attribute(instance: Any, name: str) -> Any:
 _PLOTS = ("matplotlib",)
 _DATA = ("h5netcdf", "h5py", "numcodecs", "xarray", "zarr")
 PACKAGES: dict[str, tuple[str, ...]] = {
+    "arviz": ("arviz",),
     "data": _DATA,
     "mesh": ("meshio",),
     "ode": ("torchdiffeq",),

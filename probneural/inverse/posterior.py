@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float64
@@ -19,6 +20,9 @@ from probneural.inverse.likelihoods import GaussianNumbers, components_of, opera
 from probneural.inverse.model import InverseModel
 from probneural.pairs import evenly_spread_rows
 from probneural.randomness import stream
+
+if TYPE_CHECKING:
+    import arviz
 
 _UNUSUAL = 0.05
 """p-value below which an input counts as unlike the training inputs."""
@@ -168,6 +172,16 @@ class InversePosterior(Undisturbed):
                 drawn = given_data(problem, discrepant, generator)
             outputs[rows] = drawn
         return outputs
+
+    def to_arviz(self) -> arviz.InferenceData:
+        """The draws for ArviZ, with all chains of all targets side by side; needs the extra `arviz`.
+
+        Raises:
+            UnsupportedError: If ArviZ is not installed.
+        """
+        library = optional("arviz", "to_arviz", extra="arviz")
+        data: arviz.InferenceData = library.from_dict({"theta": self.chains.flatten(0, 1).numpy()})
+        return data
 
     def __repr__(self) -> str:
         """Method, draws, mean and standard deviation of the first parameters, diagnostics and the novelty test."""

@@ -8,18 +8,23 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor
+from torch import Tensor, nn
 
 from probneural.checks import assign, check_callable, check_instance, check_integer, check_real
 from probneural.distributions.base import FieldDistribution
+from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.predictors.base import Predictor
-from probneural.errors import ArgumentError, ShapeError
+from probneural.errors import ArgumentError, ProbneuralError, ShapeError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid, check_grid
 from probneural.physics.conditions import Condition, check_conditions
+from probneural.physics.construction import ByConstruction
 from probneural.physics.correction import CorrectedPredictor, corrected
 from probneural.physics.equations import Equation
-from probneural.training.losses import Loss, RelativeL2, check_loss, takes_inputs
+from probneural.training.losses import Loss, check_loss, relative_l2, takes_inputs
+
+_ROUGH_MODES = 8
+"""Functions per axis of the rough solutions that scale outputs."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,8 @@ class Residual:
         Args:
             weight: Factor of the mean squares, in the inverse of their units; or `"balanced"`, for which `pn.fit` chooses a
                 factor per term so that its gradient is as large as that of the data.
-            data: Loss of labelled pairs; by default the relative L2 error.
+            data: Loss of labelled pairs; by default the square of the relative L2 error, whose gradient decreases with the
+                error as those of mean squares do.
         """
         return ResidualLoss(self, weight=weight, data=data)
 
@@ -190,7 +196,7 @@ class ResidualLoss:
     Args:
         residual: The residual.
         weight: See `Residual.loss`.
-        data: Loss of labelled pairs; by default the relative L2 error.
+        data: Loss of labelled pairs; by default the square of the relative L2 error.
 
     Raises:
         ArgumentError: If the weight is negative or another word, or the loss is not callable.
@@ -228,9 +234,25 @@ class ResidualLoss:
             )
         if not target.shape[1]:
             return terms
-        data = RelativeL2() if self.data is None else self.data
+        data = _squared_error if self.data is None else self.data
         more = {"inputs": check_field(inputs, "inputs")} if takes_inputs(data) else {}
         return {"data": data(predicted, target, grid, **more), **terms}
+
+    def approximate(self, operator: nn.Module, inputs: Field, grid: Grid) -> Field | None:
+        """Rough solutions, from which `pn.fit` takes the scale of outputs without labels: corrections of zero.
+
+        Returns:
+            `(n, c, *grid)` in the inputs' dtype; None where corrections are not defined, as on one mesh per sample.
+        """
+        residual = self.residual
+        if isinstance(operator, ByConstruction):
+            residual = Residual(residual.equation, [*residual.conditions, *operator.conditions])
+        channels = getattr(operator, "out_channels", 1)
+        zero = EmpiricalField(inputs.values.new_zeros(1, len(inputs), channels, *grid.shape), grid=grid)
+        try:
+            return Field(residual.correct(zero, inputs=inputs, modes=_ROUGH_MODES).mean, grid)
+        except (ProbneuralError, RuntimeError):  # of the equation, or of a singular least-squares problem
+            return None
 
     def __call__(
         self, predicted: Float[Tensor, "n c *grid"], target: Float[Tensor, "n c2 *grid"], grid: Grid, *, inputs: Field | None
@@ -248,3 +270,8 @@ class ResidualLoss:
             )
         terms = self.terms(predicted, target, grid, inputs=inputs)
         return torch.stack([value if name == "data" else self.weight * value for name, value in terms.items()]).sum()
+
+
+def _squared_error(predicted: Tensor, target: Tensor, grid: Grid) -> Tensor:
+    """The square of the relative L2 error, averaged over channels and samples."""
+    return relative_l2(predicted, target, grid=grid).square().mean()

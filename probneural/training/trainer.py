@@ -29,6 +29,8 @@ from probneural.training.run import Plan, Run
 from probneural.training.unrolling import FirstStep, Unroll
 
 Option = TypeVar("Option")
+_SCALED = 10
+"""Number of samples whose rough solutions scale outputs without labels."""
 
 
 @checks_keywords
@@ -147,7 +149,7 @@ def fit(
     with weights.modes_kept(operator):
         if not (keeper is not None and keeper.resume()) and isinstance(operator, Operator) and not operator.has_units:
             with together():  # collective: DistributedDataParallel has made the buffers equal
-                operator.fit_normalizers(*_first_steps(first, unroll))
+                operator.fit_normalizers(*_scaled(operator, _first_steps(first, unroll), plan.loss))
         _train(state, keeper, running.callbacks, show_progress=show_progress)
     if rank() == 0:
         state.warn_if_worse()
@@ -165,6 +167,16 @@ def _record(operator: nn.Module, sets: Sequence[Dataset], plan: Plan) -> None:
     first_steps = _first_steps(sets, plan.unroll)
     records = [record_of(data, keys=_shared_keys(data, plan.batch_size)) for data in first_steps]
     operator.trained_on = joined_record([operator_record(operator), *records])  # type: ignore[assignment]
+
+
+def _scaled(operator: nn.Module, sets: list[Dataset], loss: Loss | None) -> list[Dataset]:
+    """Data sets to take units from: without labels, with rough solutions of a few samples if the loss has some."""
+    approximate = getattr(loss, "approximate", None)
+    if approximate is None or any(data.outputs.channels for data in sets):
+        return sets
+    pairs = sets[0][slice(0, _SCALED)]
+    solutions = approximate(operator, pairs.inputs, pairs.outputs.grid)
+    return sets if solutions is None else [*sets, FieldPairs(pairs.inputs, solutions)]
 
 
 def _first_steps(sets: Sequence[Dataset], unroll: Unroll | None) -> list[Dataset]:

@@ -584,7 +584,7 @@ SKIP = "|".join(
         r"curvature\.(evaluate_at|row_squares_estimate)",
         r"operators\.(PointwiseLinear|SpectralConv)\.forward",
         # what calls return, fits make and files hold
-        r"inverse\.InversePosterior|inverse\.InverseProblem\.(chunks|values|inputs_of|log_densities|moments)",
+        r"inverse\.InversePosterior(\.to_arviz)?|inverse\.InverseProblem\.(chunks|values|inputs_of|log_densities|moments)",
         r"data\.(StoredPairs|Trajectories)|distributions\.(\w*Root|Latent|PredictorTraits)|Grid|Grid\.select",
         r"functionals\.MatrixFunctional(\.select)?|problems\.StateDistribution|runs\.(?!init|info|read_config|write_config|Config\.).*",
         r"training\.(MLflowLog|Muon\.step|EarlyStopping\.\w+)",
