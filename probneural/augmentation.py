@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import permutations, product
-from typing import Protocol, runtime_checkable
+from typing import Annotated, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from probneural.grids import Grid, check_grid, check_unmasked
 from probneural.grids.axes import Axis
 from probneural.pairs import FieldPairs
 from probneural.randomness import stream
+from probneural.settings import Index, Settings
 
 _ROUNDING = 1e-6
 """Largest distance of a shifted point from a grid point, as a fraction of a cell."""
@@ -91,7 +92,7 @@ class Shift:
 
 
 @dataclass(frozen=True)
-class Mirror:
+class Mirror(Settings):
     """Reflect samples about the middle of an axis: u(x) becomes u(L − x), for an axis from 0 to L.
 
     Args:
@@ -107,12 +108,8 @@ class Mirror:
         ([3.0, 2.0, 1.0, 0.0], [-3.0, -2.0, -1.0, -0.0])
     """
 
-    axis: int
-    odd: Sequence[int] = ()
-
-    def __post_init__(self) -> None:
-        """Check the numbers."""
-        assign(self, axis=check_integer(self.axis, "axis", least=0), odd=_numbers(self.odd, "odd"))
+    axis: Index
+    odd: Annotated[Sequence[int], _numbers] = ()
 
     def __call__(self, field: Field) -> Field:
         """Reflect every sample.
@@ -133,7 +130,7 @@ class Mirror:
 
 
 @dataclass(frozen=True)
-class Transpose:
+class Transpose(Settings):
     """Permute axes with equal points.
 
     (1, 0) is the mirror of a square about its diagonal, (1, 2, 0) a turn of a cube. A quarter turn of a square is
@@ -153,15 +150,9 @@ class Transpose:
         [0.0, 2.0, 1.0, 3.0]
     """
 
-    order: Sequence[int]
-    channels: Sequence[int] | None = None
-    odd: Sequence[int] = ()
-
-    def __post_init__(self) -> None:
-        """Check that both are permutations."""
-        assign(self, order=_permutation(self.order, "order"), odd=_numbers(self.odd, "odd"))
-        if self.channels is not None:
-            assign(self, channels=_permutation(self.channels, "channels"))
+    order: Annotated[Sequence[int], _permutation]
+    channels: Annotated[Sequence[int], _permutation] | None = None
+    odd: Annotated[Sequence[int], _numbers] = ()
 
     def __call__(self, field: Field) -> Field:
         """Permute the axes of every sample.

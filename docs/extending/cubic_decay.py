@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
-from probneural.checks import check_positive
 from probneural.grids import Grid
 from probneural.problems.base import Evolution, GaussianInputProblem
+from probneural.settings import Positive
 
 
 @dataclass(frozen=True)
@@ -33,20 +34,10 @@ class CubicDecay(Evolution, GaussianInputProblem):
         ArgumentError: If an argument is out of range.
     """
 
-    rate: float = 10.0
+    title: ClassVar[str] = "Cubic decay, rate {problem.rate:g}"
+    rate: Positive = 10.0
     _: KW_ONLY
-    time: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Validate the arguments."""
-        check_positive(self.rate, "rate")
-        check_positive(self.time, "time")
-        super().__post_init__()
-
-    @property
-    def name(self) -> str:
-        """Name with the rate."""
-        return f"Cubic decay, rate {self.rate:g}"
+    time: Positive = 1.0
 
     def _solve(self, values: Tensor, grid: Grid) -> Tensor:
         return values / (1.0 + 2.0 * self.rate * self.time * values.square()).sqrt()

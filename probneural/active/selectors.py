@@ -9,13 +9,14 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from probneural.checks import assign, check_finite, check_instance, check_integer, check_real
+from probneural.checks import check_finite, check_instance, check_integer
 from probneural.contexts import Undisturbed, undisturbed
 from probneural.distributions import Predictor
 from probneural.errors import DataError, ShapeError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid, check_grid
 from probneural.randomness import check_seed, stream
+from probneural.settings import NotNegative, Settings
 
 _CHUNK_VALUES = 2**16
 """Output values predicted at once; heads hold up to some hundred numbers for each."""
@@ -74,7 +75,7 @@ class Request:
     eligible: Candidates
 
 
-class Selector(Undisturbed, ABC):
+class Selector(Settings, Undisturbed, ABC):
     """A rule that chooses input functions from a pool; abstract.
 
     All rules share these habits. A function of the pool that equals a labelled one is never chosen, and copies, bit for bit,
@@ -170,11 +171,7 @@ class StochasticSelection(Selector):
         drawn by the Gumbel-top-k trick of Kool et al. (2019).
     """
 
-    power: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Check the power."""
-        assign(self, power=check_real(self.power, "power", least=0.0))
+    power: NotNegative = 1.0
 
     def _choose(self, request: Request) -> Int64[Tensor, " count"]:
         eligible = request.eligible

@@ -19,6 +19,7 @@ from probneural.distributions.predictors.base import Predictor
 from probneural.errors import CalibrationError, ShapeError, UnsupportedError
 from probneural.grids import Grid
 from probneural.metrics.comparison import domain_average
+from probneural.metrics.scores import batch_size
 from probneural.pairs import Dataset, FieldPairs, batches, check_dataset
 from probneural.pairs.provenance import check_units, check_untrained, row_keys, shared_rows
 
@@ -89,16 +90,11 @@ def distributions(
         ShapeError: If the outputs do not have the predictor's channels.
     """
     check_pairs(predictor, pairs)
-    for part in batches(pairs, _chunk_size(pairs)):
+    for part in batches(pairs, batch_size(pairs.outputs)):
         check_squares(part.outputs.values, "calibration outputs")
         grid = part.outputs.grid
         u = predictor(part.inputs.detached(), grid.shared)
         yield u, grid.fill(part.outputs.values.detach().to(u.mean.device, torch.float64)), grid
-
-
-def _chunk_size(pairs: Dataset) -> int:
-    """Number of samples per chunk."""
-    return max(1, CHUNK_VALUES // (pairs.outputs.channels * pairs.outputs.grid.size))
 
 
 def warn_of_training_pairs(predictor: Predictor, pairs: Dataset, *, purpose: str) -> None:

@@ -13,7 +13,6 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.calibration.predictions import check_pairs, distributions, gaussian_of, untrained_keys
-from probneural.checks import check_choice
 from probneural.contexts import without_gradients
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.mixture import MixtureField, pooled
@@ -22,6 +21,7 @@ from probneural.distributions.predictors.mixture import MixturePredictor, as_com
 from probneural.errors import CalibrationError
 from probneural.grids import check_unmasked
 from probneural.pairs import Dataset, evenly_spread_rows
+from probneural.settings import Settings
 
 _GAP = 1e-7
 """Nats per observation by which the weights may miss the best log score."""
@@ -37,7 +37,7 @@ _VALUES = 2**15
 
 
 @dataclass(frozen=True)
-class Stacking:
+class Stacking(Settings):
     """Average the predictions of different predictors, with weights that maximise the log score of their mixture.
 
     On calibration functions y_i with predictive densities p_ik, the weights maximise Σ_i log Σ_k w_k p_ik over the simplex.
@@ -64,10 +64,6 @@ class Stacking:
     """
 
     score: Literal["joint", "gaussian"] = "joint"
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        check_choice(self.score, ("joint", "gaussian"), "score")
 
     @without_gradients()
     def fit(

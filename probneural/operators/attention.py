@@ -142,8 +142,7 @@ class AttentionOperator(Operator):
 
     def fit_normalizers(self, *train: Dataset) -> None:
         """Take means, scales and the box from training data."""
-        self.input_normalizer.fit(*(data.inputs for data in train))
-        self.output_normalizer.fit(*(data.outputs for data in train))
+        super().fit_normalizers(*train)
         self.box.fit(*train)
 
 

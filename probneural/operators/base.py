@@ -27,6 +27,8 @@ class Operator(nn.Module, ABC):
 
     in_channels: int
     out_channels: int
+    input_normalizer: ChannelNormalizer
+    output_normalizer: ChannelNormalizer
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Unknown keywords of the constructor are named with those that were meant."""
@@ -58,9 +60,13 @@ class Operator(nn.Module, ABC):
         """Whether units have been taken from data already, so that a normaliser left its initial state; training keeps them."""
         return any(module.is_fitted for module in self.modules() if isinstance(module, ChannelNormalizer))
 
-    @abstractmethod
     def fit_normalizers(self, *train: Dataset) -> None:
-        """Fit the normalisers to one or several training data sets; called by `pn.fit` before the first step."""
+        """Fit the normalisers to one or several training data sets; called by `pn.fit` before the first step.
+
+        By default these are `input_normalizer` and `output_normalizer`.
+        """
+        self.input_normalizer.fit(*(data.inputs for data in train))
+        self.output_normalizer.fit(*(data.outputs for data in train))
 
 
 def initial_weights(seed: int | None) -> AbstractContextManager[object]:

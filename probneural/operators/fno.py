@@ -26,7 +26,6 @@ from probneural.operators.layers import (
     position_channels,
     position_embedding,
 )
-from probneural.pairs import Dataset
 from probneural.registry import stored
 
 
@@ -139,20 +138,13 @@ class FNO(Operator):
 
     def _convolution(self, in_channels: int, out_channels: int, number: int) -> SpectralConv:
         """A spectral convolution with the continuation of one block."""
-        return SpectralConv(
-            in_channels, out_channels, modes=self.modes, periodic=self.periodic, continuation=self._ends(number)
-        )
+        ends = ("odd", "even")[number % 2] if self.continuation == "alternating" else self.continuation
+        return SpectralConv(in_channels, out_channels, modes=self.modes, periodic=self.periodic, continuation=cast(Ends, ends))
 
     def _clear_linear_path(self) -> None:
         """Set the weights of the linear path to zero."""
         if self.linear is not None:
             nn.init.zeros_(self.linear.weight)
-
-    def _ends(self, number: int) -> Ends:
-        """The continuation in one block."""
-        if self.continuation == "alternating":
-            return "even" if number % 2 else "odd"
-        return cast(Ends, self.continuation)
 
     def _block(self, hidden: Tensor, number: int, where: Grid) -> Tensor:
         """Apply one block to `(n, width, *where.shape)`; the last one has no activation of its results."""
@@ -170,11 +162,6 @@ class FNO(Operator):
             if isinstance(module, (SpectralConv, PointwiseLinear)):
                 module.reset_parameters()
         self._clear_linear_path()
-
-    def fit_normalizers(self, *train: Dataset) -> None:
-        """Take means and scales from training data."""
-        self.input_normalizer.fit(*(data.inputs for data in train))
-        self.output_normalizer.fit(*(data.outputs for data in train))
 
 
 def _gelu_of_output(values: Tensor, layer: nn.Module) -> Tensor:

@@ -18,6 +18,7 @@ from probneural.grids import Grid
 from probneural.grids.mesh import boundary_distances
 from probneural.physics.derivatives import boundary_points, gradient, space_axes, time_axis
 from probneural.registry import stored
+from probneural.settings import Index, Settings
 
 Side: TypeAlias = tuple[int, str]
 """Index of an axis of a uniform grid, and "start" or "end"."""
@@ -27,7 +28,7 @@ _ROUNDING = 1e-12
 
 @stored()
 @dataclass(frozen=True)
-class Channel:
+class Channel(Settings):
     """One channel of the inputs, as data of an equation or a condition.
 
     Args:
@@ -41,11 +42,7 @@ class Channel:
         [[[1.0, 1.0, 1.0, 1.0]]]
     """
 
-    index: int = 0
-
-    def __post_init__(self) -> None:
-        """Validate."""
-        check_integer(self.index, "index", least=0)
+    index: Index = 0
 
     def __call__(self, inputs: Field) -> Float[Tensor, "n 1 *grid"]:
         """The channel's values.

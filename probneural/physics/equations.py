@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.checks import check_positive, check_real
+from probneural.checks import check_real
 from probneural.errors import GridError
 from probneural.fields import Field
 from probneural.grids import Grid
@@ -35,6 +35,7 @@ from probneural.physics.derivatives import (
     weak_laplacian,
 )
 from probneural.registry import stored
+from probneural.settings import NotNegative, Positive, Settings
 
 __all__ = [
     "AdvectionDiffusion",
@@ -55,7 +56,7 @@ Equation = Callable[[Field, Field | None], Tensor]
 
 @stored()
 @dataclass(frozen=True)
-class Burgers:
+class Burgers(Settings):
     """∂u/∂t + u ∂u/∂x = ν ∂²u/∂x².
 
     Args:
@@ -65,11 +66,7 @@ class Burgers:
         ArgumentError: If it is not positive.
     """
 
-    viscosity: float
-
-    def __post_init__(self) -> None:
-        """Validate."""
-        check_positive(self.viscosity, "viscosity")
+    viscosity: Positive
 
     def __call__(self, u: Field, inputs: Field | None = None) -> Float[Tensor, "n c *grid"]:
         """∂u/∂t + u ∂u/∂x − ν ∂²u/∂x²."""
@@ -80,7 +77,7 @@ class Burgers:
 
 @stored()
 @dataclass(frozen=True)
-class Heat:
+class Heat(Settings):
     """∂u/∂t = κ Δu + f.
 
     Args:
@@ -91,13 +88,9 @@ class Heat:
         ArgumentError: If the diffusivity is not positive.
     """
 
-    diffusivity: float
+    diffusivity: Positive
     _: KW_ONLY
     source: Values = 0.0
-
-    def __post_init__(self) -> None:
-        """Validate."""
-        check_positive(self.diffusivity, "diffusivity")
 
     def __call__(self, u: Field, inputs: Field | None = None) -> Float[Tensor, "n c *grid"]:
         """∂u/∂t − κ Δu − f."""
@@ -106,7 +99,7 @@ class Heat:
 
 @stored()
 @dataclass(frozen=True)
-class AdvectionDiffusion:
+class AdvectionDiffusion(Settings):
     """∂u/∂t + c · ∇u = κ Δu.
 
     Args:
@@ -119,11 +112,7 @@ class AdvectionDiffusion:
 
     velocity: float | tuple[float, ...]
     _: KW_ONLY
-    diffusivity: float
-
-    def __post_init__(self) -> None:
-        """Validate."""
-        check_real(self.diffusivity, "diffusivity", least=0.0)
+    diffusivity: NotNegative
 
     def __call__(self, u: Field, inputs: Field | None = None) -> Float[Tensor, "n c *grid"]:
         """∂u/∂t + c · ∇u − κ Δu."""
@@ -135,7 +124,7 @@ class AdvectionDiffusion:
 
 @stored()
 @dataclass(frozen=True)
-class Wave:
+class Wave(Settings):
     """∂²u/∂t² = c² Δu.
 
     Args:
@@ -145,11 +134,7 @@ class Wave:
         ArgumentError: If it is not positive.
     """
 
-    speed: float
-
-    def __post_init__(self) -> None:
-        """Validate."""
-        check_positive(self.speed, "speed")
+    speed: Positive
 
     def __call__(self, u: Field, inputs: Field | None = None) -> Float[Tensor, "n c *grid"]:
         """∂²u/∂t² − c² Δu."""
@@ -158,7 +143,7 @@ class Wave:
 
 @stored()
 @dataclass(frozen=True)
-class AllenCahn:
+class AllenCahn(Settings):
     """∂u/∂t = κ Δu + u − u³, u dimensionless.
 
     Args:
@@ -168,11 +153,7 @@ class AllenCahn:
         ArgumentError: If it is not positive.
     """
 
-    diffusivity: float
-
-    def __post_init__(self) -> None:
-        """Validate."""
-        check_positive(self.diffusivity, "diffusivity")
+    diffusivity: Positive
 
     def __call__(self, u: Field, inputs: Field | None = None) -> Float[Tensor, "n c *grid"]:
         """∂u/∂t − κ Δu − u + u³."""
@@ -181,7 +162,7 @@ class AllenCahn:
 
 @stored()
 @dataclass(frozen=True)
-class NavierStokes:
+class NavierStokes(Settings):
     """∂ω/∂t + v · ∇ω = ν Δω + f for the vorticity ω on two periodic axes, with v = (∂ψ/∂y, −∂ψ/∂x), −Δψ = ω, of zero mean.
 
     Args:
@@ -193,14 +174,10 @@ class NavierStokes:
         ArgumentError: If the viscosity is not positive.
     """
 
-    viscosity: float
+    viscosity: Positive
     _: KW_ONLY
     forcing: Values = 0.0
     drift: float | tuple[float, float] = 0.0
-
-    def __post_init__(self) -> None:
-        """Validate."""
-        check_positive(self.viscosity, "viscosity")
 
     def __call__(self, u: Field, inputs: Field | None = None) -> Float[Tensor, "n c *grid"]:
         """∂ω/∂t + v · ∇ω − ν Δω − f.
@@ -238,7 +215,7 @@ class Poisson:
 
 @stored()
 @dataclass(frozen=True)
-class Helmholtz:
+class Helmholtz(Settings):
     """−Δu − k² u = f.
 
     Args:
@@ -249,13 +226,9 @@ class Helmholtz:
         ArgumentError: If the wavenumber is not positive.
     """
 
-    wavenumber: float
+    wavenumber: Positive
     _: KW_ONLY
     source: Values = _FIRST
-
-    def __post_init__(self) -> None:
-        """Validate."""
-        check_positive(self.wavenumber, "wavenumber")
 
     def __call__(self, u: Field, inputs: Field | None = None) -> Float[Tensor, "n c *grid"]:
         """−Δu − k² u − f."""

@@ -9,9 +9,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from probneural.checks import check_choice, check_positive
 from probneural.grids import Grid
 from probneural.problems.base import Evolution, GaussianInputProblem, Problem
+from probneural.settings import Positive
 
 _AT_A_JUMP = 1e-12
 """Least value of a field, in standard deviations, that counts as zero, so that rounding selects no sign."""
@@ -60,25 +60,14 @@ class Advection(Evolution, GaussianInputProblem):
         True
     """
 
+    title: ClassVar[str] = "Advection, {problem.initial}, speed {problem.speed:g}"
     is_linear: ClassVar[bool] = True
 
-    speed: float = 1.0
+    speed: Positive = 1.0
     _: KW_ONLY
-    time: float = 0.5
+    time: Positive = 0.5
     initial: Literal["smooth", "sign"] = "smooth"
     design_dim: int = 3
-
-    def __post_init__(self) -> None:
-        """Validate the arguments."""
-        check_positive(self.speed, "speed")
-        check_positive(self.time, "time")
-        check_choice(self.initial, ("smooth", "sign"), "initial")
-        super().__post_init__()
-
-    @property
-    def name(self) -> str:
-        """Name with the distribution of the initial states, and the speed."""
-        return f"Advection, {self.initial}, speed {self.speed:g}"
 
     def shifts(self) -> dict[str, Problem]:
         """`"speed"`, a displacement that is no multiple of usual spacings; `"roughness"`; of smooth states `"amplitude"`."""

@@ -10,10 +10,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from probneural.checks import check_integer, check_positive, check_real
+from probneural.checks import check_real
 from probneural.grids import Grid, per_axis
-from probneural.problems.base import Evolution, GaussianInputProblem, Problem
+from probneural.problems.base import Dimension, Evolution, GaussianInputProblem, Problem
 from probneural.problems.random_fields import GaussianRandomField
+from probneural.settings import Positive
 
 
 @dataclass(frozen=True)
@@ -58,15 +59,12 @@ class AdvectionDiffusion(Evolution, GaussianInputProblem):
 
     velocity: float | tuple[float, ...] = 1.0
     _: KW_ONLY
-    diffusivity: float = 0.01
-    time: float = 1.0
-    dimension: int = 1
+    diffusivity: Positive = 0.01
+    time: Positive = 1.0
+    dimension: Dimension = 1
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
-        check_positive(self.diffusivity, "diffusivity")
-        check_positive(self.time, "time")
-        check_integer(self.dimension, "dimension", most=3)
         super().__post_init__()
         per_axis(self.velocity, self.dimension, "velocity", check_real)
 
@@ -78,7 +76,7 @@ class AdvectionDiffusion(Evolution, GaussianInputProblem):
         return f"Advection-diffusion {self.dimension}-D, velocity {speed}, diffusivity {self.diffusivity:g}"
 
     @property
-    def _default_field(self) -> GaussianRandomField:
+    def _default_field(self) -> GaussianRandomField:  # type: ignore[override]
         return GaussianRandomField(self.dimension, 31)
 
     def shifts(self) -> dict[str, Problem]:

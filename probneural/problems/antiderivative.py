@@ -10,7 +10,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from probneural.checks import check_choice, check_real
+from probneural.checks import check_real
 from probneural.errors import ArgumentError
 from probneural.grids import Grid
 from probneural.problems.base import GaussianInputProblem
@@ -21,33 +21,30 @@ _GAUSS_POINTS = 3
 _MATRIX_ELEMENTS = 2**22
 """Number of entries of the interpolation matrix per chunk (32 MiB)."""
 
-_STARTS = {"linear": 0.0, "exponential": 1.0, "logistic": 0.5}
+_STARTS = {"linear": 0.0, "logistic": 0.5}
 
 
 @dataclass(frozen=True)
 class Antiderivative(GaussianInputProblem):
-    """Drive v to state s on [0, 1], where s(0) is given and s obeys one of three equations.
+    """Drive v to state s on [0, 1], where s(0) is given and s obeys one of two equations.
 
     With V(x) = ∫₀ˣ v these, and their solutions, are:
 
     * `"linear"`: s′ = v, s = s(0) + V, the antiderivative itself.
-    * `"exponential"`: s′ = v s, s = s(0) e^V.
     * `"logistic"`: s′ = v s (1 − s), s = 1 / (1 + e^−V (1 − s(0))/s(0)).
 
     The map is causal (s(x) depends on v up to x) and global, and smooths by one order. The distribution of v is a periodic
     Gaussian random field, integrated term by term; grids include both end points.
 
-    Good values: the default distribution's V has a standard deviation of at most 0.18, for which all three maps are nearly
-    linear; with a `sigma` of 250, 1.8, the exponential and the logistic one are not.
+    Good values: the default distribution's V has a standard deviation of at most 0.18, for which both maps are nearly
+    linear; with a `sigma` of 250, 1.8, the logistic one is not.
 
     Failure modes: `sample` is exact to rounding. `solve` knows v at the nodes and integrates the local interpolant of degree
-    5 exactly: its error falls as h⁶ once the grid resolves v. Its matrix has 3 N² elements, in parts. Values of |V| beyond 700
-    overflow the exponential.
+    5 exactly: its error falls as h⁶ once the grid resolves v. Its matrix has 3 N² elements, in parts.
 
     Args:
         equation: Name of the equation.
-        start: s(0): any number for the linear equation (0 by default), not 0 for the exponential one (1), inside (0, 1) for
-            the logistic one (1/2).
+        start: s(0): any number for the linear equation (0 by default), inside (0, 1) for the logistic one (1/2).
         random_field: Distribution of v, see [`GaussianRandomField`][probneural.problems.GaussianRandomField];
             by default GRF(25, 5, 2) with 31 modes.
         design_dim: Coordinates of the design space, at most 2K.
@@ -62,40 +59,29 @@ class Antiderivative(GaussianInputProblem):
         >>> from probneural.fields import Field
         >>> grid = Antiderivative().grid(65)
         >>> constant = Field(torch.ones(1, 1, 65), grid)
-        >>> for equation in ("linear", "exponential", "logistic"):
+        >>> for equation in ("linear", "logistic"):
         ...     print(round(Antiderivative(equation).solve(constant).values[0, 0, -1].item(), 4))
         1.0
-        2.7183
         0.7311
     """
 
+    title: ClassVar[str] = "Antiderivative, {problem.equation}, start {problem._start:g}"
     periodic: ClassVar[bool] = False
     shifted_amplitude: ClassVar[float] = 2.5
-    equation: Literal["linear", "exponential", "logistic"] = "linear"
+    equation: Literal["linear", "logistic"] = "linear"
     _: KW_ONLY
     start: float | None = None
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
-        check_choice(self.equation, _STARTS, "equation")
-        start = check_real(self._start, "start")
-        suits = {
-            "linear": math.isfinite(start),
-            "exponential": math.isfinite(start) and start != 0.0,
-            "logistic": 0.0 < start < 1.0,
-        }
-        if not suits[self.equation]:
-            raise ArgumentError(
-                expected="a start that is finite; not 0 for 'exponential', inside (0, 1) for 'logistic'",
-                got=f"{start!r} for {self.equation!r}",
-                remedy="choose another; from 0, and from 1 in the logistic case, the state never moves",
-            )
         super().__post_init__()
-
-    @property
-    def name(self) -> str:
-        """Name with the equation and s(0)."""
-        return f"Antiderivative, {self.equation}, start {self._start:g}"
+        start = check_real(self._start, "start")
+        if self.equation == "logistic" and not 0.0 < start < 1.0:
+            raise ArgumentError(
+                expected="a start inside (0, 1) for 'logistic'",
+                got=repr(start),
+                remedy="choose another; from 0 and from 1 the state never moves",
+            )
 
     @property
     def _start(self) -> float:
@@ -115,15 +101,13 @@ class Antiderivative(GaussianInputProblem):
         if self.equation == "linear":
             return change
         state = self._state(_integrate(values, grid))
-        return state * change if self.equation == "exponential" else state * (1.0 - state) * change
+        return state * (1.0 - state) * change
 
     def _state(self, integral: Tensor) -> Tensor:
         """The state s where V has the values given."""
         start = self._start
         if self.equation == "linear":
             return start + integral
-        if self.equation == "exponential":
-            return start * integral.exp()
         return torch.sigmoid(integral + math.log(start) - math.log1p(-start))
 
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -22,16 +22,19 @@ from probneural.grids import Grid, check_grid, per_axis
 from probneural.pairs import FieldPairs
 from probneural.problems.input_distributions import InputDistribution, check_sample_dtype
 from probneural.problems.random_fields import GaussianRandomField
+from probneural.settings import Settings
 from probneural.trajectories import FieldTrajectories, check_times
 
 _CHUNK_ELEMENTS = 2**22
 """Number of grid values per chunk of solves in sampling (32 MiB in float64)."""
 
+Dimension = Annotated[int, partial(check_integer, most=3)]
+"""Number of axes of space."""
 _CUBE_SLACK = 1e-9
 """Tolerated distance of a design from the closed unit cube: rounding of optimisers."""
 
 
-class Problem(Undisturbed, ABC):
+class Problem(Settings, Undisturbed, ABC):
     """An operator between functions on a box with exact solutions and a distribution of inputs; abstract.
 
     Inputs and outputs have one grid. A problem draws *coefficients*, so one seed gives the same functions on every grid; a
@@ -39,6 +42,7 @@ class Problem(Undisturbed, ABC):
     computed in float64 and then rounded to the requested dtype. All quantities are dimensionless unless documented.
 
     Attributes:
+        title: Format of the name, of fields of the problem: "Heat, diffusivity {problem.diffusivity:g}".
         in_channels: Channels of an input.
         out_channels: Channels of an output.
         lengths: Extent of the box on every axis.
@@ -48,6 +52,7 @@ class Problem(Undisturbed, ABC):
         design_dim: Number d of coordinates of the design space, see [`encode`][probneural.problems.Problem.encode].
     """
 
+    title: ClassVar[str]
     in_channels: ClassVar[int] = 1
     out_channels: ClassVar[int] = 1
     lengths: ClassVar[float] = 1.0
@@ -57,9 +62,9 @@ class Problem(Undisturbed, ABC):
     design_dim: int
 
     @property
-    @abstractmethod
     def name(self) -> str:
         """Name of the problem in tables, with the parameter of its equation."""
+        return self.title.format(problem=self)
 
     @property
     @abstractmethod
@@ -369,6 +374,13 @@ class Problem(Undisturbed, ABC):
                 expected="at least 3 points per axis", got=str(grid.shape), remedy="two of them are the end points"
             )
 
+    @staticmethod
+    def _check_positive(values: Tensor, name: str, *, remedy: str) -> None:
+        """Raise a DataError unless all values are positive."""
+        least = float(values.detach().min())
+        if least <= 0.0:
+            raise DataError(expected=f"a positive {name}", got=f"a minimum of {least:.3g}", remedy=remedy)
+
     def _check_field(self, field: Field, name: str) -> None:
         check_field(field, name)
         self._check_grid(field.grid)
@@ -403,13 +415,7 @@ class Evolution(Problem):
     """
 
     state_first: ClassVar[bool] = True
-
-    if TYPE_CHECKING:  # at run time a dataclass would take an inherited property for the default of its field
-
-        @property
-        @abstractmethod
-        def time(self) -> float:
-            """When the output is read."""
+    time: float
 
     def trajectory(
         self,
@@ -493,11 +499,13 @@ class GaussianInputProblem(Problem):
     """
 
     shifted_amplitude: ClassVar[float] = 2.0
+    _default_field: ClassVar[GaussianRandomField] = GaussianRandomField(1, 31)
     random_field: GaussianRandomField | None = None
     design_dim: int = 8
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
+        super().__post_init__()
         check_random_field(self._field, "random_field", like=self._default_field)
         check_integer(self.design_dim, "design_dim", most=self.input_distribution.size)
 
@@ -512,15 +520,12 @@ class GaussianInputProblem(Problem):
         return {name: replace(self, random_field=field) for name, field in shifted.items()}
 
     @property
-    def _default_field(self) -> GaussianRandomField:
-        return GaussianRandomField(1, 31)
-
-    @property
     def _field(self) -> GaussianRandomField:
         return self._default_field if self.random_field is None else self.random_field
 
     def _inputs(self, coefficients: Tensor, grid: Grid) -> Tensor:
-        return self._field.evaluate(coefficients, grid)[:, None]
+        """One channel for each part of as many coefficients as the field has."""
+        return torch.stack([self._field.evaluate(part, grid) for part in coefficients.split(self._field.size, dim=1)], dim=1)
 
 
 def check_random_field(field: object, name: str, *, like: GaussianRandomField) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from probneural.checks import check_positive
 from probneural.errors import DataError
 from probneural.grids import Grid
 from probneural.problems import spectral
 from probneural.problems.base import Evolution, GaussianInputProblem
+from probneural.settings import Positive
 
 _CHUNK_ELEMENTS = 2**21
 """Number of weights per chunk, fields x grid points x quadrature points (16 MiB in float64)."""
@@ -73,20 +74,10 @@ class Burgers(Evolution, GaussianInputProblem):
         3.0
     """
 
-    viscosity: float = 0.1
+    title: ClassVar[str] = "Burgers, viscosity {problem.viscosity:g}"
+    viscosity: Positive = 0.1
     _: KW_ONLY
-    time: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Validate the arguments."""
-        check_positive(self.viscosity, "viscosity")
-        check_positive(self.time, "time")
-        super().__post_init__()
-
-    @property
-    def name(self) -> str:
-        """Name with viscosity."""
-        return f"Burgers, viscosity {self.viscosity:g}"
+    time: Positive = 1.0
 
     def _solve(self, values: Tensor, grid: Grid) -> Tensor:
         return self._evolve(spectral.spectrum(values), grid)

@@ -64,13 +64,9 @@ class Darcy1D(GaussianInputProblem):
         0.125
     """
 
+    title: ClassVar[str] = "Darcy 1-D"
     periodic: ClassVar[bool] = False
     shifted_amplitude: ClassVar[float] = 2.5
-
-    @property
-    def name(self) -> str:
-        """Name."""
-        return "Darcy 1-D"
 
     def _solve(self, values: Tensor, grid: Grid) -> Tensor:
         points, weights = self._rule(grid)

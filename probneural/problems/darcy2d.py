@@ -10,13 +10,13 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.checks import check_integer, check_positive
 from probneural.errors import DataError
 from probneural.grids import Grid
 from probneural.problems.base import GaussianInputProblem, Problem
 from probneural.problems.input_distributions import IndependentDistributions, UniformParameters
 from probneural.problems.random_fields import GaussianRandomField
 from probneural.problems.spectral import divide, eigenvalues
+from probneural.settings import Count, Positive
 
 _OUTSIDE = 1e-5
 """Tolerated relative distance of a function from the family: rounding of float32 values."""
@@ -74,23 +74,14 @@ class Darcy2D(GaussianInputProblem):
         True
     """
 
+    title: ClassVar[str] = "Darcy 2-D"
+    _default_field: ClassVar[GaussianRandomField] = GaussianRandomField(2, 15, boundary="dirichlet")
     in_channels: ClassVar[int] = 2
     periodic: ClassVar[bool] = False
 
     _: KW_ONLY
-    degree: int = 8
-    spread: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Validate the arguments."""
-        check_integer(self.degree, "degree")
-        check_positive(self.spread, "spread")
-        super().__post_init__()
-
-    @property
-    def name(self) -> str:
-        """Name."""
-        return "Darcy 2-D"
+    degree: Count = 8
+    spread: Positive = 1.0
 
     @property
     def input_distribution(self) -> IndependentDistributions:
@@ -100,10 +91,6 @@ class Darcy2D(GaussianInputProblem):
             (-self.spread,) * count, (self.spread,) * count, dimension=2, minimum_resolution=field.minimum_resolution
         )
         return IndependentDistributions((weights, field))
-
-    @property
-    def _default_field(self) -> GaussianRandomField:
-        return GaussianRandomField(2, 15, boundary="dirichlet")
 
     def shifts(self) -> dict[str, Problem]:
         """`"amplitude"`: h twice as large; `"roughness"`: its α reduced by a quarter; `"contrast"`: 1.5 times the spread.
@@ -120,7 +107,7 @@ class Darcy2D(GaussianInputProblem):
     def _solve(self, values: Tensor, grid: Grid) -> Tensor:
         root, source = values[:, :1], values[:, 1:]
         self._check_harmonic(root.detach(), grid, "the first channel, the root of a permeability,")
-        _check_positive_root(root.detach())
+        self._check_positive(root, "first channel, the root of a permeability", remedy="take the positive root")
         return divide(source / root, grid, divisor=eigenvalues(grid).to(values)) / root
 
     def _differentiate(self, values: Tensor, direction: Tensor, grid: Grid) -> Tensor:
@@ -153,13 +140,3 @@ class Darcy2D(GaussianInputProblem):
                 got=f"a field with a fraction of {worst:.3g} outside the family",
                 remedy="the closed form is for these only; raise the degree, or solve for the pressure numerically",
             )
-
-
-def _check_positive_root(root: Tensor) -> None:
-    least = float(root.min())
-    if least <= 0.0:
-        raise DataError(
-            expected="a positive first channel, the root of a permeability",
-            got=f"a minimum of {least:.3g}",
-            remedy="take the positive root",
-        )

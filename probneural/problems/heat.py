@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.checks import check_choice, check_integer, check_positive
 from probneural.grids import Grid, along_axis
 from probneural.grids.axes import Axis
-from probneural.problems.base import Evolution, GaussianInputProblem
+from probneural.problems.base import Dimension, Evolution, GaussianInputProblem
 from probneural.problems.random_fields import GaussianRandomField
 from probneural.problems.spectral import modes
+from probneural.settings import Positive
 
 
 @dataclass(frozen=True)
@@ -57,29 +57,17 @@ class Heat(Evolution, GaussianInputProblem):
         True
     """
 
+    title: ClassVar[str] = "Heat {problem.dimension}-D, diffusivity {problem.diffusivity:g}"
     is_linear: ClassVar[bool] = True
 
-    diffusivity: float = 0.01
+    diffusivity: Positive = 0.01
     _: KW_ONLY
-    time: float = 1.0
-    dimension: int = 2
+    time: Positive = 1.0
+    dimension: Dimension = 2
     boundary: Literal["periodic", "dirichlet"] = "periodic"
 
-    def __post_init__(self) -> None:
-        """Validate the arguments."""
-        check_positive(self.diffusivity, "diffusivity")
-        check_positive(self.time, "time")
-        check_integer(self.dimension, "dimension", most=3)
-        check_choice(self.boundary, ("periodic", "dirichlet"), "boundary")
-        super().__post_init__()
-
     @property
-    def name(self) -> str:
-        """Name with dimension and diffusivity."""
-        return f"Heat {self.dimension}-D, diffusivity {self.diffusivity:g}"
-
-    @property
-    def _default_field(self) -> GaussianRandomField:
+    def _default_field(self) -> GaussianRandomField:  # type: ignore[override]
         return GaussianRandomField(self.dimension, 8, boundary=self.boundary)
 
     @property

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from probneural.checks import check_positive
 from probneural.errors import ArgumentError
 from probneural.grids import Grid
 from probneural.problems.base import GaussianInputProblem, Problem
 from probneural.problems.random_fields import GaussianRandomField
 from probneural.problems.spectral import divide, eigenvalues
+from probneural.settings import Positive
 
 _CLOSEST = 1e-9
 """Relative distance of k² to an eigenvalue that is treated as a resonance."""
@@ -58,25 +58,21 @@ class Helmholtz(GaussianInputProblem):
         True
     """
 
+    title: ClassVar[str] = "Helmholtz, wavenumber {problem.wavenumber:.4g}"
+    _default_field: ClassVar[GaussianRandomField] = GaussianRandomField(2, 15, boundary="dirichlet")
     periodic: ClassVar[bool] = False
     is_linear: ClassVar[bool] = True
-    wavenumber: float = 8.0
+    wavenumber: Positive = 8.0
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
-        check_positive(self.wavenumber, "wavenumber")
+        super().__post_init__()
         if self.resonance_distance <= _CLOSEST * self.wavenumber**2:
             raise ArgumentError(
                 expected="a wavenumber whose square is not a resonance, π²(i² + j²)",
                 got=repr(self.wavenumber),
                 remedy="move it away; see resonance_distance",
             )
-        super().__post_init__()
-
-    @property
-    def name(self) -> str:
-        """Name with wavenumber."""
-        return f"Helmholtz, wavenumber {self.wavenumber:.4g}"
 
     @property
     def resonance_distance(self) -> float:
@@ -88,10 +84,6 @@ class Helmholtz(GaussianInputProblem):
         squares = [count**2 for count in range(1, math.ceil(self.wavenumber / math.pi) + 2)]
         levels = [math.pi**2 * (first + second) for first in squares for second in squares]
         return min(levels, key=lambda level: abs(level - self.wavenumber**2))
-
-    @property
-    def _default_field(self) -> GaussianRandomField:
-        return GaussianRandomField(2, 15, boundary="dirichlet")
 
     def shifts(self) -> dict[str, Problem]:
         """`"amplitude"`: sources twice as large; `"roughness"`: α reduced by a quarter; `"resonance"`: k² moved.

@@ -12,14 +12,15 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Uniform
 
-from probneural.checks import assign, check_callable, check_floating, check_instance, check_integer, check_real, check_sequence
+from probneural.checks import assign, check_callable, check_floating, check_instance, check_integer, check_sequence
 from probneural.contexts import Undisturbed
 from probneural.errors import ArgumentError, DataError, ShapeError, UnsupportedError
 from probneural.grids import Grid
 from probneural.randomness import check_seed, stream
+from probneural.settings import Count, Numbers, Settings
 
 
-class InputDistribution(Undisturbed, ABC):
+class InputDistribution(Settings, Undisturbed, ABC):
     """A distribution of coefficient vectors of input functions on any grid; abstract.
 
     Attributes:
@@ -105,19 +106,15 @@ class UniformParameters(InputDistribution):
         [[0.25, 2.0]]
     """
 
-    lower: tuple[float, ...]
-    upper: tuple[float, ...]
+    lower: Numbers
+    upper: Numbers
     _: KW_ONLY
-    dimension: int = 1
-    minimum_resolution: int = 3
+    dimension: Count = 1
+    minimum_resolution: Count = 3
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
-        check_integer(self.dimension, "dimension")
-        check_integer(self.minimum_resolution, "minimum_resolution")
-        for name in ("lower", "upper"):
-            bounds = check_sequence(getattr(self, name), name, remedy="give a tuple of numbers")
-            assign(self, **{name: tuple(check_real(bound, name) for bound in bounds)})
+        super().__post_init__()
         if len(self.lower) != len(self.upper) or not all(low < high for low, high in zip(self.lower, self.upper, strict=True)):
             raise ArgumentError(
                 expected="equal numbers of lower and upper bounds, each lower one below its upper one",
@@ -147,8 +144,50 @@ class UniformParameters(InputDistribution):
         return self.quantiles(torch.rand(n, self.size, dtype=torch.float64, generator=generator))
 
 
+class _Joined(InputDistribution):
+    """Base class of distributions of the coefficients of several parts."""
+
+    parts: tuple[InputDistribution, ...]
+
+    @property
+    def dimension(self) -> int:
+        """Number of axes of all parts."""
+        return self.parts[0].dimension
+
+    @property
+    def minimum_resolution(self) -> int:
+        """Maximum over the parts."""
+        return max(part.minimum_resolution for part in self.parts)
+
+    @property
+    def size(self) -> int:
+        """Number of all coefficients."""
+        return sum(part.size for part in self.parts)
+
+    @property
+    def factors(self) -> tuple[Distribution, ...]:
+        """Those of all parts."""
+        return tuple(factor for part in self.parts for factor in part.factors)
+
+    def quantiles(self, probabilities: Float[Tensor, "n d"]) -> Float[Tensor, "n size"]:
+        """Alternately assigned quantiles; see the base class."""
+        check_levels(probabilities, self.size)
+        hands: list[list[Tensor]] = [[] for _ in self.parts]
+        owner = 0
+        for probability in probabilities.unbind(1):
+            while len(hands[owner]) == self.parts[owner].size:
+                owner = (owner + 1) % len(self.parts)
+            hands[owner].append(probability)
+            owner = (owner + 1) % len(self.parts)
+        dealt = [torch.stack(hand, dim=1) if hand else probabilities[:, :0] for hand in hands]
+        return torch.cat([part.quantiles(hand) for part, hand in zip(self.parts, dealt, strict=True)], dim=1)
+
+    def _coefficients(self, n: int, generator: torch.Generator) -> Float64[Tensor, "n size"]:
+        return torch.cat([part._coefficients(n, generator) for part in self.parts], dim=1)
+
+
 @dataclass(frozen=True)
-class IndependentDistributions(InputDistribution):
+class IndependentDistributions(_Joined):
     """Several distributions side by side: the coefficients of each, one after the other.
 
     Quantiles are assigned to the parts alternately, so the leading coordinates of a design affect every part.
@@ -175,26 +214,6 @@ class IndependentDistributions(InputDistribution):
                 remedy="give a tuple of distributions over functions of equal dimension",
             )
 
-    @property
-    def dimension(self) -> int:
-        """Number of axes of all parts."""
-        return self.parts[0].dimension
-
-    @property
-    def minimum_resolution(self) -> int:
-        """Maximum over the parts."""
-        return max(part.minimum_resolution for part in self.parts)
-
-    @property
-    def size(self) -> int:
-        """Number of all coefficients."""
-        return sum(part.size for part in self.parts)
-
-    @property
-    def factors(self) -> tuple[Distribution, ...]:
-        """Those of all parts."""
-        return tuple(factor for part in self.parts for factor in part.factors)
-
     def split(self, coefficients: Float[Tensor, "n size"]) -> Sequence[Float[Tensor, "n _"]]:
         """The coefficients of each part."""
         if check_floating(coefficients, "coefficients").ndim != 2 or coefficients.shape[1] != self.size:
@@ -203,25 +222,9 @@ class IndependentDistributions(InputDistribution):
             )
         return coefficients.split([part.size for part in self.parts], dim=1)
 
-    def quantiles(self, probabilities: Float[Tensor, "n d"]) -> Float[Tensor, "n size"]:
-        """Alternately assigned quantiles; see the base class."""
-        check_levels(probabilities, self.size)
-        hands: list[list[Tensor]] = [[] for _ in self.parts]
-        owner = 0
-        for probability in probabilities.unbind(1):
-            while len(hands[owner]) == self.parts[owner].size:
-                owner = (owner + 1) % len(self.parts)
-            hands[owner].append(probability)
-            owner = (owner + 1) % len(self.parts)
-        dealt = [torch.stack(hand, dim=1) if hand else probabilities[:, :0] for hand in hands]
-        return torch.cat([part.quantiles(hand) for part, hand in zip(self.parts, dealt, strict=True)], dim=1)
-
-    def _coefficients(self, n: int, generator: torch.Generator) -> Float64[Tensor, "n size"]:
-        return torch.cat([part._coefficients(n, generator) for part in self.parts], dim=1)
-
 
 @dataclass(frozen=True)
-class StateDistribution(InputDistribution):
+class StateDistribution(_Joined):
     """A distribution of coefficients, and the function that makes fields of them.
 
     Args:
@@ -242,38 +245,17 @@ class StateDistribution(InputDistribution):
     coefficients: InputDistribution
     build: Callable[[Tensor, Grid], Tensor]
     _: KW_ONLY
-    channels: int = 1
+    channels: Count = 1
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
-        remedy = "give a distribution, and a function of its coefficients and a grid"
-        check_instance(self.coefficients, InputDistribution, "coefficients", remedy=remedy, error=ArgumentError)
-        check_callable(self.build, "build", remedy=remedy)
-        check_integer(self.channels, "channels")
+        super().__post_init__()
+        check_callable(self.build, "build", remedy="give a function of coefficients and a grid")
 
     @property
-    def dimension(self) -> int:
-        """Number of axes of the distribution of the coefficients."""
-        return self.coefficients.dimension
-
-    @property
-    def minimum_resolution(self) -> int:
-        """Minimum number of points per axis of the distribution of the coefficients."""
-        return self.coefficients.minimum_resolution
-
-    @property
-    def size(self) -> int:
-        """Number of coefficients."""
-        return self.coefficients.size
-
-    @property
-    def factors(self) -> tuple[Distribution, ...]:
-        """Those of the coefficients."""
-        return self.coefficients.factors
-
-    def quantiles(self, probabilities: Float[Tensor, "n d"]) -> Float[Tensor, "n size"]:
-        """Quantiles of the coefficients; see the base class."""
-        return self.coefficients.quantiles(probabilities)
+    def parts(self) -> tuple[InputDistribution, ...]:  # type: ignore[override]
+        """The distribution of the coefficients alone."""
+        return (self.coefficients,)
 
     def evaluate(self, coefficients: Float[Tensor, "n size"], grid: Grid) -> Float[Tensor, "n c *grid"]:
         """Fields on a grid.
@@ -288,9 +270,6 @@ class StateDistribution(InputDistribution):
                 expected=f"states of shape {expected} from build", got=describe_tensor(states), remedy="axis 1 is channels"
             )
         return states
-
-    def _coefficients(self, n: int, generator: torch.Generator) -> Float64[Tensor, "n size"]:
-        return self.coefficients._coefficients(n, generator)
 
 
 def describe_tensor(value: object) -> str:

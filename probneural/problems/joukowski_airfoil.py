@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
+from typing import Annotated
 
 import torch
 from jaxtyping import Bool, Complex128, Float64, Int64
 from torch import Tensor
 
-from probneural.checks import assign, check_finite, check_integer, check_real, real_tensor
+from probneural.checks import check_finite, check_integer, check_real, real_tensor
 from probneural.contexts import Undisturbed
 from probneural.errors import ShapeError
 from probneural.fields import Field
@@ -17,6 +19,7 @@ from probneural.grids import Grid
 from probneural.pairs import FieldPairs
 from probneural.problems.input_distributions import check_sample_dtype
 from probneural.randomness import check_seed, stream
+from probneural.settings import Settings
 
 _OUTER = 2.5
 """Radius of the outer circle of the mesh, in radii of the circle that is mapped to the airfoil."""
@@ -25,7 +28,7 @@ _SURFACE = 720
 
 
 @dataclass(frozen=True)
-class JoukowskiAirfoil(Undisturbed):
+class JoukowskiAirfoil(Settings, Undisturbed):
     """The pressure coefficient around random airfoils at random angles of attack; two-dimensional potential flow, exact.
 
     z = ζ + 1/ζ maps the circle ζ = μ + R e^(iθ) around μ = -h + ik through the trailing edge ζ = 1 to an airfoil. With
@@ -60,26 +63,13 @@ class JoukowskiAirfoil(Undisturbed):
     """
 
     _: KW_ONLY
-    largest_angle: float = 0.15
-    thickness: float = 0.2
-    camber: float = 0.1
+    largest_angle: Annotated[float, partial(check_real, least=0.0, below=0.5 * math.pi)] = 0.15
+    thickness: Annotated[float, partial(check_real, above=0.0, below=0.5)] = 0.2
+    camber: Annotated[float, partial(check_real, least=0.0, below=0.5)] = 0.1
 
+    name = "Joukowski airfoil"
     in_channels = 5
     out_channels = 1
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        assign(
-            self,
-            largest_angle=check_real(self.largest_angle, "largest_angle", least=0.0, below=0.5 * math.pi),
-            thickness=check_real(self.thickness, "thickness", above=0.0, below=0.5),
-            camber=check_real(self.camber, "camber", least=0.0, below=0.5),
-        )
-
-    @property
-    def name(self) -> str:
-        """Name of the problem in tables."""
-        return "Joukowski airfoil"
 
     def sample(self, n: int, *, resolution: int, seed: int, dtype: torch.dtype = torch.float32) -> FieldPairs:
         """Draw airfoils and angles and solve for each, on one O-grid of triangles per sample.

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import assign, check_instance, check_integer, check_positive, check_real, check_sequence
+from probneural.checks import check_integer
 from probneural.errors import ArgumentError
 from probneural.grids import Grid
 from probneural.problems.base import Evolution, Problem
@@ -17,6 +17,7 @@ from probneural.problems.input_distributions import UniformParameters
 from probneural.problems.method_of_lines import MethodOfLines
 from probneural.problems.spectral import spectral_derivative
 from probneural.problems.time_integration import TimeIntegrator
+from probneural.settings import Numbers, Positive
 
 _RESOLUTION = 64
 """Minimum number of points on the window; twice as many resolve the default solitons to four digits."""
@@ -71,26 +72,21 @@ class KortewegDeVries(Evolution):
         True
     """
 
+    title: ClassVar[str] = "Korteweg-de Vries, 2 solitons, time {problem.time:g}"
     lengths: ClassVar[float] = 60.0
     origin: ClassVar[float] = -30.0
 
-    time: float = 3.0
+    time: Positive = 3.0
     _: KW_ONLY
-    lower: tuple[float, ...] = (0.7, 1.0, -4.0, -12.0)
-    upper: tuple[float, ...] = (0.9, 1.2, 2.0, -6.0)
+    lower: Numbers = (0.7, 1.0, -4.0, -12.0)
+    upper: Numbers = (0.9, 1.2, 2.0, -6.0)
     integrator: TimeIntegrator = _INTEGRATOR
     design_dim: int = 4
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
-        check_positive(self.time, "time")
-        check_instance(
-            self.integrator, TimeIntegrator, "integrator", remedy="give a TimeIntegrator(rtol=1e-8)", error=ArgumentError
-        )
+        super().__post_init__()
         check_integer(self.design_dim, "design_dim", most=4)
-        for name in ("lower", "upper"):
-            bounds = check_sequence(getattr(self, name), name, remedy="give a tuple of 4 numbers")
-            assign(self, **{name: tuple(check_real(bound, name) for bound in bounds)})
         if not len(self.lower) == len(self.upper) == 4 or not 0.0 < self.lower[0] <= self.upper[0] < self.lower[1]:
             raise ArgumentError(
                 expected="lower and upper bounds of 4 parameters, wavenumbers positive and those of the first soliton "
@@ -99,11 +95,6 @@ class KortewegDeVries(Evolution):
                 remedy="list the wavenumbers first, then the positions",
             )
         self._input_distribution()
-
-    @property
-    def name(self) -> str:
-        """Name with the time."""
-        return f"Korteweg-de Vries, 2 solitons, time {self.time:g}"
 
     @property
     def input_distribution(self) -> UniformParameters:

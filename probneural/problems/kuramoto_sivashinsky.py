@@ -10,12 +10,13 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_floating, check_integer, check_positive, check_real
+from probneural.checks import check_floating, check_integer
 from probneural.errors import DataError
 from probneural.grids import Grid, resample
 from probneural.problems.base import Evolution, Problem
 from probneural.problems.input_distributions import InputDistribution
 from probneural.problems.random_fields import GaussianRandomField
+from probneural.settings import NotNegative, Positive
 
 _CHUNK_ELEMENTS = 2**18
 """Number of state values per chunk of time stepping, which fits into a processor's cache."""
@@ -73,20 +74,18 @@ class KuramotoSivashinsky(Evolution):
         True
     """
 
-    length: float = 64.0
+    length: Positive = 64.0
     _: KW_ONLY
-    time: float = 2.0
-    viscosity: float = 1.0
-    spin_up: float = 100.0
-    step: float = 0.025
+    time: Positive = 2.0
+    viscosity: Positive = 1.0
+    spin_up: NotNegative = 100.0
+    step: Positive = 0.025
     points: int | None = None
     design_dim: int = 8
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
-        for name in ("length", "time", "viscosity", "step"):
-            check_positive(getattr(self, name), name)
-        check_real(self.spin_up, "spin_up", least=0.0)
+        super().__post_init__()
         if self.points is not None:
             check_integer(self.points, "points", least=self._coarse_points)
         check_integer(self.design_dim, "design_dim", most=self._random_states().size)

@@ -7,13 +7,13 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from probneural.checks import check_callable, check_instance, check_integer, check_positive, check_text
+from probneural.checks import check_callable, check_integer, check_text
 from probneural.contexts import jvp
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.grids import Grid, check_grid
@@ -26,6 +26,7 @@ from probneural.problems.input_distributions import (
 )
 from probneural.problems.random_fields import GaussianRandomField
 from probneural.problems.time_integration import IntegrationError, TimeIntegrator
+from probneural.settings import Positive
 
 _CHUNK_ELEMENTS = 2**20
 """Number of state values per integration (8 MiB, and about 15 times that in stages of a Runge-Kutta step)."""
@@ -105,8 +106,8 @@ class MethodOfLines(Evolution):
     right_hand_side: Callable[[Tensor, Tensor, Grid], Tensor]
     _: KW_ONLY
     input_distribution: InputDistribution = _DEFAULT_INPUTS
-    time: float = 1.0
-    name: str = "Method of lines"
+    time: Positive = 1.0
+    name: Annotated[str, check_text] = "Method of lines"
     linear_symbol: Callable[..., Tensor] | None = None
     domain: Grid | None = None
     integrator: TimeIntegrator = _DEFAULT_INTEGRATOR
@@ -114,11 +115,8 @@ class MethodOfLines(Evolution):
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
+        super().__post_init__()
         check_callable(self.right_hand_side, "right_hand_side", remedy=_SEE)
-        check_instance(self.input_distribution, InputDistribution, "input_distribution", remedy=_SEE, error=ArgumentError)
-        check_instance(self.integrator, TimeIntegrator, "integrator", remedy=_SEE, error=ArgumentError)
-        check_positive(self.time, "time")
-        check_text(self.name, "name")
         check_integer(self.design_dim, "design_dim", most=self.input_distribution.size)
         if not isinstance(self.input_distribution, StateDistribution) and not self._fields():
             raise ArgumentError(

@@ -10,12 +10,13 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal
 
-from probneural.checks import assign, check_integer, check_positive, check_real, check_sequence
+from probneural.checks import check_integer
 from probneural.errors import ArgumentError, DataError
 from probneural.grids import Grid
 from probneural.problems.base import Evolution, Problem
 from probneural.problems.input_distributions import InputDistribution
 from probneural.problems.random_fields import CORNER_TAIL
+from probneural.settings import Count, Numbers, Positive
 
 _OUTSIDE = 1e-5
 """Tolerated relative distance of a vorticity from the shell: rounding of float32 values."""
@@ -40,13 +41,12 @@ class GaussianShell(InputDistribution):
         [4, 8, 12, 16]
     """
 
-    shell: int
-    sigma: float
+    shell: Count
+    sigma: Positive
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
-        check_integer(self.shell, "shell")
-        check_positive(self.sigma, "sigma")
+        super().__post_init__()
         if not len(self.vectors):
             raise ArgumentError(
                 expected="a shell |k|² that is a sum of two squares",
@@ -149,19 +149,16 @@ class NavierStokesShell(Evolution):
 
     shell: int = 25
     _: KW_ONLY
-    viscosity: float = 1e-3
-    time: float = 1.0
-    drift: tuple[float, float] = (0.0, 0.0)
+    viscosity: Positive = 1e-3
+    time: Positive = 1.0
+    drift: Numbers = (0.0, 0.0)
     sigma: float = 1.0
     design_dim: int = 4
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
-        check_positive(self.viscosity, "viscosity")
-        check_positive(self.time, "time")
-        drift = check_sequence(self.drift, "drift", remedy="give a tuple (0.5, 0.0)")
-        assign(self, drift=tuple(check_real(speed, "drift") for speed in drift))
-        if len(drift) != 2:
+        super().__post_init__()
+        if len(self.drift) != 2:
             raise ArgumentError(expected="a drift of two finite speeds", got=repr(self.drift), remedy="give a tuple (0.5, 0.0)")
         check_integer(self.design_dim, "design_dim", most=self.input_distribution.size)
 

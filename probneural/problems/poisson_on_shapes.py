@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Complex128, Float64, Int64
 from torch import Tensor
 
-from probneural.checks import assign, check_flag, check_integer, check_real
+from probneural.checks import check_flag, check_integer
 from probneural.contexts import Undisturbed
 from probneural.fields import Field
 from probneural.grids import Grid
@@ -17,10 +17,11 @@ from probneural.grids.mesh import triangulated
 from probneural.pairs import FieldPairs
 from probneural.problems.input_distributions import check_sample_dtype
 from probneural.randomness import check_seed, stream
+from probneural.settings import Count, Index, Settings, Share
 
 
 @dataclass(frozen=True)
-class PoissonOnShapes(Undisturbed):
+class PoissonOnShapes(Settings, Undisturbed):
     """-Δu = f on random domains, with u = 0 on the boundary or harmonic boundary data; two-dimensional, exact.
 
     A domain is the image of the unit disk under the polynomial φ(z) = z + Σ_k c_k z^(k+1), which is one-to-one where
@@ -48,22 +49,12 @@ class PoissonOnShapes(Undisturbed):
     """
 
     _: KW_ONLY
-    degree: int = 3
-    terms: int = 3
-    distortion: float = 0.6
+    degree: Index = 3
+    terms: Count = 3
+    distortion: Share = 0.6
     boundary_data: bool = False
 
     out_channels = 1
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        assign(
-            self,
-            degree=check_integer(self.degree, "degree", least=0),
-            terms=check_integer(self.terms, "terms"),
-            distortion=check_real(self.distortion, "distortion", least=0.0, below=1.0),
-            boundary_data=check_flag(self.boundary_data, "boundary_data"),
-        )
 
     @property
     def name(self) -> str:

@@ -13,10 +13,11 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal
 
-from probneural.checks import check_choice, check_floating, check_integer, check_positive, check_sequence
+from probneural.checks import check_floating, check_positive, check_sequence
 from probneural.errors import GridError, ShapeError
 from probneural.grids import Grid, along_axis, check_grid
 from probneural.problems.input_distributions import InputDistribution, check_levels, check_sample_dtype
+from probneural.settings import Count, Positive
 
 CORNER_TAIL = 1e-3
 """Probability that `quantiles` keeps between 0 or 1 and infinity: coefficients reach ±3.09 standard deviations, and the slope
@@ -66,21 +67,13 @@ class GaussianRandomField(InputDistribution):
         True
     """
 
-    dimension: int
-    modes: int
+    dimension: Count
+    modes: Count
     _: KW_ONLY
-    sigma: float = 25.0
-    tau: float = 5.0
-    alpha: float = 2.0
+    sigma: Positive = 25.0
+    tau: Positive = 5.0
+    alpha: Positive = 2.0
     boundary: Boundary = "periodic"
-
-    def __post_init__(self) -> None:
-        """Validate the arguments."""
-        check_integer(self.dimension, "dimension")
-        check_integer(self.modes, "modes")
-        for name in ("sigma", "tau", "alpha"):
-            check_positive(getattr(self, name), name)
-        check_choice(self.boundary, ("periodic", "dirichlet", "neumann"), "boundary")
 
     @property
     def minimum_resolution(self) -> int:
@@ -159,12 +152,7 @@ class GaussianRandomField(InputDistribution):
             GridError: If the grid is scattered or has another dimension.
             ShapeError: If the coefficients have another shape.
         """
-        if not check_grid(grid).is_uniform or grid.dimension != self.dimension:
-            raise GridError(
-                expected=f"a uniform grid in {self.dimension} dimensions",
-                got=repr(grid),
-                remedy="make one with Grid.uniform; evaluate_on_axes takes coordinates of your own",
-            )
+        self._check_grid(grid)
         if dtype is not None:
             check_sample_dtype(dtype)
         values = self.evaluate_on_axes(coefficients, [axis.coordinates for axis in grid.axes])
@@ -210,10 +198,7 @@ class GaussianRandomField(InputDistribution):
         Raises:
             GridError: If the grid is scattered or has another dimension.
         """
-        if not check_grid(grid).is_uniform or grid.dimension != self.dimension:
-            raise GridError(
-                expected=f"a uniform grid in {self.dimension} dimensions", got=repr(grid), remedy="make one with Grid.uniform"
-            )
+        self._check_grid(grid)
         variance = torch.zeros(self._squares.numel(), dtype=torch.float64)
         variance[self._places] = self.eigenvalues
         variance = variance.reshape(self._squares.shape)
@@ -235,6 +220,15 @@ class GaussianRandomField(InputDistribution):
         check_positive(factor, "factor")
         rough = replace(self, alpha=self.alpha / factor)
         return replace(rough, sigma=self.sigma * math.sqrt(self.mean_variance / rough.mean_variance))
+
+    def _check_grid(self, grid: Grid) -> None:
+        """Raise a GridError unless a grid is uniform and has the dimension of the field."""
+        if not check_grid(grid).is_uniform or grid.dimension != self.dimension:
+            raise GridError(
+                expected=f"a uniform grid in {self.dimension} dimensions",
+                got=repr(grid),
+                remedy="make one with Grid.uniform; evaluate_on_axes takes coordinates of your own",
+            )
 
     def _basis(self, points: Float64[Tensor, " m"]) -> Float64[Tensor, "m basis"]:
         """One axis' basis functions at coordinates; periodic: 1, cos 1, sin 1, cos 2, sin 2, ..."""

@@ -9,11 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from probneural.checks import check_positive
 from probneural.grids import Grid
 from probneural.problems.base import Evolution, GaussianInputProblem, Problem
 from probneural.problems.input_distributions import IndependentDistributions
 from probneural.problems.random_fields import GaussianRandomField
+from probneural.settings import Positive
 
 
 @dataclass(frozen=True)
@@ -63,36 +63,23 @@ class ShallowWater(Evolution, GaussianInputProblem):
         True
     """
 
+    title: ClassVar[str] = "Shallow water, time {problem.time:g}, rotation {problem.rotation:g}"
+    _default_field: ClassVar[GaussianRandomField] = GaussianRandomField(2, 8)
     in_channels: ClassVar[int] = 3
     out_channels: ClassVar[int] = 3
     is_linear: ClassVar[bool] = True
 
-    time: float = 0.5
+    time: Positive = 0.5
     _: KW_ONLY
-    rotation: float = 1.0
-    gravity: float = 1.0
-    depth: float = 1.0
+    rotation: Positive = 1.0
+    gravity: Positive = 1.0
+    depth: Positive = 1.0
     design_dim: int = 9
-
-    def __post_init__(self) -> None:
-        """Validate the arguments."""
-        for name in ("time", "rotation", "gravity", "depth"):
-            check_positive(getattr(self, name), name)
-        super().__post_init__()
-
-    @property
-    def name(self) -> str:
-        """Name with time and rotation."""
-        return f"Shallow water, time {self.time:g}, rotation {self.rotation:g}"
 
     @property
     def input_distribution(self) -> IndependentDistributions:
         """The same periodic Gaussian random field for h, u and v, independently; zero means."""
         return IndependentDistributions((self._field,) * 3)
-
-    @property
-    def _default_field(self) -> GaussianRandomField:
-        return GaussianRandomField(2, 8)
 
     def shifts(self) -> dict[str, Problem]:
         """`"amplitude"`: states twice as large; `"roughness"`: α reduced by a quarter; `"rotation"`: 4 f; `"time"`: 2 t.
@@ -103,10 +90,6 @@ class ShallowWater(Evolution, GaussianInputProblem):
             "rotation": replace(self, rotation=4.0 * self.rotation),
             "time": replace(self, time=2.0 * self.time),
         }
-
-    def _inputs(self, coefficients: Tensor, grid: Grid) -> Tensor:
-        parts = self.input_distribution.split(coefficients)
-        return torch.stack([self._field.evaluate(part, grid) for part in parts], dim=1)
 
     def _solve(self, values: Tensor, grid: Grid) -> Tensor:
         f, g, depth = self.rotation, self.gravity, self.depth

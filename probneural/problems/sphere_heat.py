@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from typing import Annotated
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.checks import assign, check_integer, check_real, real_tensor
+from probneural.checks import check_integer, check_real, real_tensor
 from probneural.contexts import Undisturbed
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import Field
@@ -18,13 +19,14 @@ from probneural.grids import Grid
 from probneural.pairs import FieldPairs
 from probneural.problems.input_distributions import check_sample_dtype
 from probneural.randomness import check_seed, stream
+from probneural.settings import Count, NotNegative, Settings
 
 _SLACK = 1e-6
 """Distance from the unit sphere that counts as rounding."""
 
 
 @dataclass(frozen=True)
-class SphereHeat(Undisturbed):
+class SphereHeat(Settings, Undisturbed):
     """u_t = ν Δu - ω ∂u/∂φ on the unit sphere, from the initial state to the state at time t; linear, exact.
 
     With real spherical harmonics Y_lm of degree l <= L, orthonormal on the sphere, and longitude φ,
@@ -50,23 +52,13 @@ class SphereHeat(Undisturbed):
     """
 
     _: KW_ONLY
-    diffusivity: float = 0.02
-    time: float = 1.0
-    rotation: float = 1.0
-    degree: int = 6
+    diffusivity: NotNegative = 0.02
+    time: NotNegative = 1.0
+    rotation: Annotated[float, check_real] = 1.0
+    degree: Count = 6
 
     in_channels = 1
     out_channels = 1
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        assign(
-            self,
-            diffusivity=check_real(self.diffusivity, "diffusivity", least=0.0),
-            time=check_real(self.time, "time", least=0.0),
-            rotation=check_real(self.rotation, "rotation"),
-            degree=check_integer(self.degree, "degree"),
-        )
 
     @property
     def name(self) -> str:

@@ -10,7 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from probneural.checks import check_choice, check_integer, check_positive, missing
+from probneural.checks import missing
+from probneural.settings import Count, Positive, Settings
 
 _MOST_GROWTH = 300.0
 """Largest exponent of an integrating factor; e^709 would overflow."""
@@ -24,7 +25,7 @@ class IntegrationError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimeIntegrator:
+class TimeIntegrator(Settings):
     """Time integrator of [`MethodOfLines`][probneural.problems.MethodOfLines].
 
     Args:
@@ -38,16 +39,9 @@ class TimeIntegrator:
     """
 
     method: Literal["dopri5", "dopri8", "bosh3"] = "dopri5"
-    rtol: float = 1e-8
-    atol: float = 1e-10
-    max_steps: int = 100_000
-
-    def __post_init__(self) -> None:
-        """Validate the arguments."""
-        check_choice(self.method, ("dopri5", "dopri8", "bosh3"), "method")
-        check_positive(self.rtol, "rtol")
-        check_positive(self.atol, "atol")
-        check_integer(self.max_steps, "max_steps")
+    rtol: Positive = 1e-8
+    atol: Positive = 1e-10
+    max_steps: Count = 100_000
 
     def advance(self, states: Tensor, rate: Rate, *, times: Sequence[float], symbol: Tensor | None) -> Iterator[Tensor]:
         """Integrate from time 0.
@@ -64,10 +58,8 @@ class TimeIntegrator:
         Raises:
             IntegrationError: If the solution does not exist up to the final time, or needs too many steps.
         """
-        flow: _Plain | _Rotating
-        if symbol is None:
-            flow = _Plain(rate, rtol=self.rtol, atol=self.atol)
-        else:
+        flow = _Plain(rate, rtol=self.rtol, atol=self.atol)
+        if symbol is not None:
             flow = _Rotating(rate, symbol, states.shape[3:], rtol=self.rtol, atol=self.atol)
         # Step sizes carry no gradient: they are not part of the solution.
         with torch.no_grad():
@@ -81,9 +73,7 @@ class TimeIntegrator:
                 raise IntegrationError(f"values that are not finite at time {end:g}")
             yield states
 
-    def _advance_to(
-        self, states: Tensor, flow: _Plain | _Rotating, *, begin: float, end: float, step: float
-    ) -> tuple[Tensor, float]:
+    def _advance_to(self, states: Tensor, flow: _Plain, *, begin: float, end: float, step: float) -> tuple[Tensor, float]:
         """Torchdiffeq's methods, from one time to another; returns the states and a step to go on with."""
         odeint = _torchdiffeq()
         spans = max(1, math.ceil((end - begin) * flow.stiffness / _MOST_GROWTH))
@@ -105,11 +95,9 @@ class TimeIntegrator:
 class _Plain:
     """The untransformed equation for torchdiffeq: coordinates equal states."""
 
-    stiffness = 0.0
-
     def __init__(self, rate: Callable[[Tensor, Tensor], Tensor], *, rtol: float, atol: float) -> None:
         self._rate, self.rtol, self.atol = rate, rtol, atol
-        self.longest_step = 0.0
+        self.longest_step = self.stiffness = 0.0
 
     def begin(self, time: float) -> None:
         """Start a span of time."""
@@ -135,31 +123,28 @@ class _Plain:
         return self._rate(time, coordinates)
 
 
-class _Rotating:
+class _Rotating(_Plain):
     """The equation for ŵ = e^(−λ(t − s)) û, in which the linear part is gone; s is the beginning of the span.
 
     Its coordinates grow by up to e^(|λ|(t − s)) where û does not, so tolerances are applied to the state they stand for:
     with the ones below, torchdiffeq gives errors themselves to `norm`.
     """
 
-    rtol, atol = 0.0, 1.0
-
     def __init__(
         self, rate: Callable[[Tensor, Tensor], Tensor], symbol: Tensor, shape: Sequence[int], *, rtol: float, atol: float
     ) -> None:
-        self._rate, self._symbol, self._shape = rate, symbol, tuple(shape)
-        self._tolerances = (rtol, atol)
+        super().__init__(rate, rtol=0.0, atol=1.0)
+        self._symbol, self._shape, self._tolerances = symbol, tuple(shape), (rtol, atol)
         self._axes = tuple(range(-len(self._shape), 0))
         self._start = 0.0
         self._factor = symbol
         self._scale = torch.ones(())
-        self.longest_step = 0.0
         self.stiffness = float(symbol.real.abs().max())
 
     def begin(self, time: float) -> None:
         """Start a span of time."""
+        super().begin(time)
         self._start = time
-        self.longest_step = 0.0
 
     def enter(self, states: Tensor) -> Tensor:
         """Coordinates of the states at the beginning of the span."""
@@ -172,11 +157,7 @@ class _Rotating:
     def norm(self, errors: Tensor) -> Tensor:
         """The largest root-mean-square of an error over its tolerance, at the time of the last evaluation."""
         ratios = self._read(errors.detach() * self._factor) / self._scale
-        return ratios.flatten(2).square().mean(2).sqrt().max()
-
-    def callback_accept_step(self, time: Tensor, coordinates: Tensor, step: Tensor) -> None:
-        """Note a step."""
-        self.longest_step = max(self.longest_step, float(step))
+        return super().norm(ratios)
 
     def __call__(self, time: Tensor, coordinates: Tensor) -> Tensor:
         factor = torch.exp(self._symbol * (time - self._start))

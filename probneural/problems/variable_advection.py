@@ -8,13 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from probneural.checks import check_positive
-from probneural.errors import DataError
 from probneural.grids import Grid
 from probneural.problems import spectral
 from probneural.problems.base import Evolution, GaussianInputProblem, Problem, check_random_field, shifted_fields
 from probneural.problems.input_distributions import IndependentDistributions
 from probneural.problems.random_fields import GaussianRandomField
+from probneural.settings import Positive
 
 _FLOOR = 0.1
 """Least slowness of the distribution, so speeds stay below 10."""
@@ -74,23 +73,18 @@ class VariableSpeedAdvection(Evolution, GaussianInputProblem):
         True
     """
 
+    title: ClassVar[str] = "Variable-speed advection, time {problem.time:g}"
     in_channels: ClassVar[int] = 2
     state_first: ClassVar[bool] = False
 
-    time: float = 0.5
+    time: Positive = 0.5
     _: KW_ONLY
     slowness_field: GaussianRandomField = _SLOWNESS_FIELD
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
-        check_positive(self.time, "time")
         check_random_field(self.slowness_field, "slowness_field", like=_SLOWNESS_FIELD)
         super().__post_init__()
-
-    @property
-    def name(self) -> str:
-        """Name with time."""
-        return f"Variable-speed advection, time {self.time:g}"
 
     @property
     def input_distribution(self) -> IndependentDistributions:
@@ -128,7 +122,9 @@ class VariableSpeedAdvection(Evolution, GaussianInputProblem):
 
     def _transport(self, coefficients: Tensor, grid: Grid) -> Tensor:
         slowness, state = coefficients.unbind(1)
-        _check_positive_slowness(slowness.detach())
+        read = spectral.read(slowness, 2 * _CHECKS * slowness.shape[1])
+        remedy = "make it positive, and use a grid that resolves it"
+        self._check_positive(read, "interpolant of the slowness, the first channel", remedy=remedy)
         delay = spectral.integrate(slowness)  # X without its linear part
         points = grid.axes[0].coordinates.to(slowness.device).expand(len(slowness), -1)
         mean = slowness[:, :1].real
@@ -139,16 +135,6 @@ class VariableSpeedAdvection(Evolution, GaussianInputProblem):
             excess = mean * foot + spectral.evaluate(delay, foot) - arrival
             foot = foot - excess / spectral.evaluate(slowness, foot)
         return spectral.evaluate(state, foot)[:, None]
-
-
-def _check_positive_slowness(slowness: Tensor) -> None:
-    least = float(spectral.read(slowness, 2 * _CHECKS * slowness.shape[1]).min())
-    if least <= 0.0:
-        raise DataError(
-            expected="a slowness, the first channel, whose interpolant is positive",
-            got=f"a least value of {least:.3g}",
-            remedy="make it positive, and use a grid that resolves it",
-        )
 
 
 def _find_foot(slowness: Tensor, delay: Tensor, arrival: Tensor) -> Tensor:

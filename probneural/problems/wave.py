@@ -9,13 +9,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from probneural.checks import check_choice, check_integer, check_positive
 from probneural.grids import Grid, along_axis
 from probneural.grids.axes import Axis
-from probneural.problems.base import Evolution, GaussianInputProblem
+from probneural.problems.base import Dimension, Evolution, GaussianInputProblem
 from probneural.problems.input_distributions import IndependentDistributions
 from probneural.problems.random_fields import GaussianRandomField
 from probneural.problems.spectral import modes
+from probneural.settings import Positive
 
 
 @dataclass(frozen=True)
@@ -64,21 +64,12 @@ class Wave(Evolution, GaussianInputProblem):
     out_channels: ClassVar[int] = 2
     is_linear: ClassVar[bool] = True
 
-    speed: float = 1.0
+    speed: Positive = 1.0
     _: KW_ONLY
-    time: float = 0.6
-    dimension: int = 1
+    time: Positive = 0.6
+    dimension: Dimension = 1
     boundary: Literal["periodic", "dirichlet"] = "periodic"
-    velocity_scale: float = 5.0
-
-    def __post_init__(self) -> None:
-        """Validate the arguments."""
-        check_positive(self.speed, "speed")
-        check_positive(self.time, "time")
-        check_positive(self.velocity_scale, "velocity_scale")
-        check_integer(self.dimension, "dimension", most=3)
-        check_choice(self.boundary, ("periodic", "dirichlet"), "boundary")
-        super().__post_init__()
+    velocity_scale: Positive = 5.0
 
     @property
     def name(self) -> str:
@@ -92,17 +83,13 @@ class Wave(Evolution, GaussianInputProblem):
         return IndependentDistributions((self._field, self._field.amplified(self.velocity_scale)))
 
     @property
-    def _default_field(self) -> GaussianRandomField:
+    def _default_field(self) -> GaussianRandomField:  # type: ignore[override]
         return GaussianRandomField(self.dimension, 12, boundary=self.boundary)
 
     @property
     def periodic(self) -> bool:  # type: ignore[override]
         """Whether the boundary is periodic; otherwise grids include both end points."""
         return self.boundary == "periodic"
-
-    def _inputs(self, coefficients: Tensor, grid: Grid) -> Tensor:
-        parts = self.input_distribution.split(coefficients)
-        return torch.stack([self._field.evaluate(part, grid) for part in parts], dim=1)
 
     def _solve(self, values: Tensor, grid: Grid) -> Tensor:
         coefficients, frequencies = self._analyse(values, grid)

@@ -24,8 +24,8 @@ from probneural.distributions import Predictor
 from probneural.errors import ArgumentError, DataError, FileError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid
+from probneural.metrics.scores import batch_size
 from probneural.runs.folder import RunFolder, versions
-from probneural.runs.scoring import batch_size
 from probneural.runs.sources import axis_names, is_window, open_inputs
 from probneural.runs.steps import CALIBRATION, Calibrated, Progress, calibrated_in
 from probneural.training import atomic

@@ -17,11 +17,11 @@ from torch import Tensor
 from probneural.checks import missing
 from probneural.distributions import Predictor
 from probneural.metrics.reliability import LEVELS
-from probneural.metrics.scores import Scores
+from probneural.metrics.scores import Scores, batch_size
 from probneural.pairs import Dataset, FieldPairs, batches, evenly_spread_rows
 from probneural.runs.config import Config, paths_in
 from probneural.runs.folder import RunFolder
-from probneural.runs.scoring import TestScores, batch_size, predicted
+from probneural.runs.scoring import TestScores, predicted
 from probneural.runs.sources import PARTS, RANDOM_IN_TIME
 from probneural.runs.steps import REPORT, Calibrated, Progress, calibrated_in, read_history, score_in
 from probneural.runs.toml import text_of

@@ -14,13 +14,10 @@ from probneural.distributions import FieldDistribution, Predictor
 from probneural.errors import DataError, FileError
 from probneural.fields import Field
 from probneural.metrics import compare, coverage, relative_l2, score_pairs
-from probneural.metrics.scores import Scores
-from probneural.pairs import Dataset, FieldPairs, FieldSource, batches
+from probneural.metrics.scores import Scores, batch_size
+from probneural.pairs import Dataset, FieldPairs, batches
 from probneural.pairs.clocks import WindowClock
 from probneural.runs.config import Config
-
-_BATCH_VALUES = 2**16
-"""Number of output values per chunk."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +76,6 @@ class TestScores:
 def predicted(predictor: Predictor, pairs: FieldPairs) -> FieldDistribution:
     """Predictions on the outputs' grid."""
     return predictor(pairs.inputs, None if pairs.outputs.grid == pairs.inputs.grid else pairs.outputs.grid.shared)
-
-
-def batch_size(side: FieldSource) -> int:
-    """Number of samples per prediction: heads store up to a few hundred numbers for each value."""
-    return max(1, _BATCH_VALUES // (side.channels * side.grid.size))
 
 
 def scores_of(

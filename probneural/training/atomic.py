@@ -61,7 +61,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         FileError: If the folder cannot be written to, or the path is that of a folder, pipe, socket or device.
     """
     target = Path(os.path.realpath(path))
-    try:
+    with _writing(target):
         mode = _mode(target)
         with _temporary(target, 0o666 if mode is None else mode | 0o600) as (temporary, descriptor):
             yield temporary
@@ -69,13 +69,6 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
                 os.chmod(temporary, mode)  # independent of the umask
             os.fsync(descriptor)
             os.replace(temporary, target)
-        _sync_folder(target.parent)
-    except FileError:
-        raise
-    except OSError as error:
-        raise FileError(
-            expected=f"a folder to write {target.name} into", got=str(error), remedy="check path and space"
-        ) from error
 
 
 @contextlib.contextmanager
@@ -96,7 +89,7 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     target = Path(os.path.realpath(path))
     temporary, old = (target.with_name(f".{target.name[:_PREFIX]}.{secrets.token_hex(8)}") for _ in range(2))
-    try:
+    with _writing(target):
         temporary.mkdir()
         descriptor = None if fcntl is None else os.open(temporary, os.O_RDONLY)
         try:
@@ -115,6 +108,13 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
                 shutil.rmtree(folder, ignore_errors=True)
             if descriptor is not None:
                 os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    """Make a rename durable, and its errors those of files."""
+    try:
+        yield
         _sync_folder(target.parent)
     except FileError:
         raise

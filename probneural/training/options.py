@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
 from torch import nn
@@ -15,11 +15,8 @@ from probneural.checks import (
     check_callable,
     check_choice,
     check_device,
-    check_flag,
     check_instance,
-    check_integer,
     check_path,
-    check_positive,
     check_real,
     check_sequence,
     described,
@@ -27,6 +24,7 @@ from probneural.checks import (
 from probneural.errors import ArgumentError
 from probneural.fingerprints import identity_of
 from probneural.pairs import Dataset, check_dataset
+from probneural.settings import Count, Index, NotNegative, Positive, Settings, Share
 from probneural.training.callbacks import Callback
 
 MakeOptimizer: TypeAlias = Callable[..., torch.optim.Optimizer]
@@ -42,7 +40,7 @@ PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, kw_only=True)
-class EarlyStopping:
+class EarlyStopping(Settings):
     """End a training when the loss on the validation split has not fallen for a while.
 
     Pairs of the validation split then select the weights: calibrate on other pairs.
@@ -56,13 +54,8 @@ class EarlyStopping:
         ArgumentError: If the patience is not a positive integer.
     """
 
-    patience: int
+    patience: Count
     restore_best: bool = True
-
-    def __post_init__(self) -> None:
-        """Check the patience."""
-        patience = check_integer(self.patience, "patience")
-        assign(self, patience=patience, restore_best=check_flag(self.restore_best, "restore_best"))
 
     def best(self, watched: list[float]) -> int:
         """Index, from 0, of the first epoch with the smallest loss; NaN is ignored."""
@@ -79,7 +72,7 @@ class EarlyStopping:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Optimization:
+class Optimization(Settings):
     """Optimisation settings: optimiser, schedule, and treatment of gradients and weights.
 
     The defaults are Muon for small matrices and AdamW for other weights under a cosine, in the operator's own precision: of
@@ -112,39 +105,23 @@ class Optimization:
     """
 
     optimizer: Literal["muon", "adamw", "lbfgs"] | MakeOptimizer = "muon"
-    weight_decay: float = 0.0
+    weight_decay: NotNegative = 0.0
     schedule: Literal["cosine"] | MakeSchedule | None = "cosine"
-    gradient_clip: float | None = None
-    accumulation: int = 1
+    gradient_clip: Positive | None = None
+    accumulation: Count = 1
     precision: Literal["bfloat16", "float16"] | None = None
-    full_precision_tail: float = 0.0
+    full_precision_tail: Share = 0.0
     early_stopping: EarlyStopping | None = None
 
     def __post_init__(self) -> None:
         """Check every option, and that they fit together."""
+        super().__post_init__()
         for name, words in (("optimizer", OPTIMIZERS), ("schedule", ("cosine",))):
             value = getattr(self, name)
             if isinstance(value, str):
                 check_choice(value, words, name, remedy="choose one of them, or give a callable that makes yours")
             elif value is not None or name == "optimizer":
                 check_callable(value, name, remedy=f"choose among {', '.join(words)}, or give a function that makes yours")
-        if self.precision is not None:
-            check_choice(self.precision, tuple(PRECISIONS), "precision", remedy="leave it out for the operator's own")
-        if self.early_stopping is not None:
-            check_instance(
-                self.early_stopping,
-                EarlyStopping,
-                "early_stopping",
-                remedy="give EarlyStopping(patience=10) for example",
-                error=ArgumentError,
-            )
-        assign(
-            self,
-            weight_decay=check_real(self.weight_decay, "weight_decay", least=0.0),
-            gradient_clip=None if self.gradient_clip is None else check_positive(self.gradient_clip, "gradient_clip"),
-            accumulation=check_integer(self.accumulation, "accumulation"),
-            full_precision_tail=check_real(self.full_precision_tail, "full_precision_tail", least=0.0, below=1.0),
-        )
         if self.full_precision_tail > 0 and self.precision is None:
             raise ArgumentError(
                 expected="full_precision_tail with a lower precision",
@@ -181,7 +158,7 @@ class Optimization:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(Settings):
     """A file that a training run writes regularly, and from which it resumes bit-equally.
 
     It is written after every epoch, and within an epoch too, so that little work is lost whenever the process dies. Of
@@ -198,21 +175,17 @@ class Checkpoint:
 
     path: str | os.PathLike[str]
     _: KW_ONLY
-    seconds: float | None = 60.0
-    steps: int | None = None
+    seconds: NotNegative | None = 60.0
+    steps: Count | None = None
 
     def __post_init__(self) -> None:
         """Check the path and the intervals."""
-        assign(
-            self,
-            path=check_path(self.path, "checkpoint"),
-            seconds=None if self.seconds is None else check_real(self.seconds, "seconds", least=0.0),
-            steps=None if self.steps is None else check_integer(self.steps, "steps"),
-        )
+        super().__post_init__()
+        assign(self, path=check_path(self.path, "checkpoint"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataOptions:
+class DataOptions(Settings):
     """Batches, the validation split and the loading of data, as in a `torch.utils.data.DataLoader`.
 
     Args:
@@ -232,25 +205,15 @@ class DataOptions:
         0.1
     """
 
-    batch_size: int = 20
-    validation: float | Dataset = 0.1
-    workers: int = 0
-    prefetch: int = 2
+    batch_size: Count = 20
+    validation: Annotated[float | Dataset, _check_validation] = 0.1
+    workers: Index = 0
+    prefetch: Count = 2
     pin_memory: bool | None = None
 
-    def __post_init__(self) -> None:
-        """Check the options."""
-        is_dataset = hasattr(self.validation, "subset")
-        assign(
-            self,
-            batch_size=check_integer(self.batch_size, "batch_size"),
-            validation=check_dataset(self.validation, "validation")
-            if is_dataset
-            else check_real(self.validation, "validation", least=0.0, below=1.0),
-            workers=check_integer(self.workers, "workers", least=0),
-            prefetch=check_integer(self.prefetch, "prefetch"),
-            pin_memory=None if self.pin_memory is None else check_flag(self.pin_memory, "pin_memory"),
-        )
+
+def _check_validation(value: Any, name: str) -> float | Dataset:
+    return check_dataset(value, name) if hasattr(value, "subset") else check_real(value, name, least=0.0, below=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)

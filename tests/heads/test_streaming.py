@@ -98,7 +98,6 @@ def test_updates_read_lazily(name: str) -> None:
 @pytest.mark.usefixtures("small_batches")
 def test_the_whole_road_is_lazy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Head, scale, band and scores of a lazy set are those of pairs in memory, with nothing read at once."""
-    monkeypatch.setattr("probneural.calibration.predictions.CHUNK_VALUES", 8 * 16)
     monkeypatch.setattr("probneural.calibration.predictions._KEPT_VALUES", 0)
     monkeypatch.setattr("probneural.metrics.scores._BATCH_VALUES", 8 * 16)
     monkeypatch.setattr("probneural.pairs.provenance._VALUES_AT_ONCE", 8 * 16)
@@ -202,7 +201,7 @@ def test_calibration_predicts_anew_what_it_does_not_keep(monkeypatch: pytest.Mon
     operator, pairs = operator_and_pairs(70)
     inner = LastLayerLaplace().fit(operator, pairs[:30])
     kept = VarianceScale().fit(inner, pairs[30:])
-    monkeypatch.setattr("probneural.calibration.predictions.CHUNK_VALUES", 7 * 16)
+    monkeypatch.setattr("probneural.metrics.scores._BATCH_VALUES", 7 * 16)
     monkeypatch.setattr("probneural.calibration.predictions._KEPT_VALUES", 0)
     monkeypatch.setattr("probneural.distributions.predictors.base._VALUES", 7 * 16)
     streamed = Stated(inner)

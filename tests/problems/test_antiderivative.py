@@ -15,7 +15,6 @@ from probneural.problems import Antiderivative, GaussianRandomField
 
 EQUATIONS = {
     "linear": (numpy.ones_like, -0.4),
-    "exponential": (lambda s: s, -1.5),
     "logistic": (lambda s: s * (1 - s), 0.3),
 }
 
@@ -61,7 +60,7 @@ def test_the_map_is_causal() -> None:
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("equation", "start"),
-    [("logistic", 0.0), ("logistic", 1.0), ("logistic", 1.5), ("exponential", 0.0), ("linear", math.inf), ("linear", math.nan)],
+    [("logistic", 0.0), ("logistic", 1.0), ("logistic", 1.5), ("linear", math.inf), ("linear", math.nan)],
 )
 def test_starts_that_never_move(equation: str, start: float) -> None:
     with pytest.raises(ArgumentError, match="start"):

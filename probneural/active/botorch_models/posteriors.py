@@ -36,6 +36,11 @@ class TensorPosterior(Undisturbed, Posterior, ABC):
         self._like = like
 
     @property
+    def mean(self) -> Float[Tensor, "*b q m"]:
+        """The mean of the values."""
+        return self._like
+
+    @property
     def batch_shape(self) -> torch.Size:
         """The t-batch shape b."""
         return self._like.shape[:-2]
@@ -124,11 +129,6 @@ class FieldPosterior(TensorPosterior):
         self.noise = None if noise is None else _expanded(noise, mean)
 
     @property
-    def mean(self) -> Float[Tensor, "*b q m"]:
-        """The mean, `b x q x m`, in the functional's units."""
-        return self._like
-
-    @property
     def variance(self) -> Float[Tensor, "*b q m"]:
         """The marginal variances, `b x q x m`, in the functional's units squared; zero is legal and stays zero."""
         variance = self.root.square().sum(-1)
@@ -144,11 +144,7 @@ class FieldPosterior(TensorPosterior):
     @property
     def base_sample_shape(self) -> torch.Size:
         """`(k,)`, whatever b, q and m are; with observation noise `(k + q m,)`."""
-        return torch.Size([self._rank + (0 if self.noise is None else self.mean.shape[-2:].numel())])
-
-    @property
-    def _rank(self) -> int:
-        return self.root.shape[-1]
+        return torch.Size([self.root.shape[-1] + (0 if self.noise is None else self.mean.shape[-2:].numel())])
 
     def rsample_from_base_samples(
         self, sample_shape: torch.Size, base_samples: Float[Tensor, "..."]
@@ -171,7 +167,9 @@ class FieldPosterior(TensorPosterior):
                 got=str(tuple(base_samples.shape)),
                 remedy="one latent vector per draw serves all designs; take the sampler that botorch's get_sampler returns",
             )
-        latents, errors = base_samples.to(self.root).split([self._rank, base_samples.shape[-1] - self._rank], dim=-1)
+        latents, errors = base_samples.to(self.root).split(
+            [self.root.shape[-1], base_samples.shape[-1] - self.root.shape[-1]], dim=-1
+        )
         draws = self.mean + torch.tensordot(latents, self.root, dims=([-1], [-1]))
         if self.noise is None:
             return draws
@@ -316,11 +314,6 @@ class Measurements(TensorPosterior):
         blocks = torch.diag_embed(factor.movedim(-3, -1)).movedim((-2, -4, -1, -3), (-4, -3, -2, -1))  # b q m q m
         diagonal = blocks.flatten(-4, -3).flatten(-2).mT
         _, self.triangle = triangular(torch.cat([rows.mT, diagonal], dim=-2))
-
-    @property
-    def mean(self) -> Float[Tensor, "*b q m"]:
-        """The mean."""
-        return self._like
 
     @property
     def variance(self) -> Float[Tensor, "*b q m"]:

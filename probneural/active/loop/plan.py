@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Protocol, runtime_checkable
+from functools import partial
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 from torch import nn
 
@@ -13,7 +14,7 @@ from probneural.distributions import Predictor
 from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.pairs import FieldPairs
-from probneural.randomness import check_seed
+from probneural.settings import Index, Seed, Settings
 
 
 def check(holds: bool, expected: str, got: object) -> None:
@@ -27,7 +28,7 @@ Schedule = int | Callable[[int], int]
 
 
 @dataclass(frozen=True)
-class Growth:
+class Growth(Settings):
     """Rounds that grow with the data: each multiplies the number of labels by a factor.
 
     The number of trainings then grows like the logarithm of the number of labels.
@@ -43,11 +44,7 @@ class Growth:
         (16, 2, 1)
     """
 
-    factor: float = 2.0
-
-    def __post_init__(self) -> None:
-        """Check the factor."""
-        assign(self, factor=check_real(self.factor, "factor", above=1.0))
+    factor: Annotated[float, partial(check_real, above=1.0)] = 2.0
 
     def __call__(self, labels: int) -> int:
         """Functions to add to so many."""
@@ -113,7 +110,7 @@ class OperatorTraining:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class LearningPlan:
+class LearningPlan(Settings):
     """Sizes of a loop's batches, its candidates, calibration and test functions, and its seed.
 
     Args:
@@ -133,24 +130,21 @@ class LearningPlan:
         ArgumentError: If an argument is of the wrong kind or out of range.
     """
 
-    initial: int = 16
+    initial: Annotated[int, partial(check_integer, least=2)] = 16
     batch: Schedule = 16
-    calibration: int = 0
+    calibration: Index = 0
     calibrate: Calibrator | None = None
     test: FieldPairs | None = None
     candidates: Callable[[Predictor], Field] | None = None
-    seed: int = 0
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
         """Check the numbers."""
+        super().__post_init__()
         calibrate = self.calibrate
         check(calibrate is None or isinstance(calibrate, Calibrator), "a calibrator with fit(predictor, pairs)", calibrate)
         check(self.test is None or isinstance(self.test, FieldPairs), "FieldPairs as test", self.test)
         check(self.candidates is None or callable(self.candidates), "a callable as candidates", self.candidates)
-        assign(
-            self,
-            initial=check_integer(self.initial, "initial", least=2),
-            calibration=check_integer(self.calibration, "calibration", least=0 if calibrate is None else 4),
-            seed=check_seed(self.seed),
-        )
+        if calibrate is not None:
+            check_integer(self.calibration, "calibration", least=4)
         next_target(self.batch, self.initial)

@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 
 from probneural.active.simulation.store import ResultStore
 from probneural.active.simulation.worker_pools import SimulationOptions, WorkerPool
-from probneural.active.simulation.workers import Outcome, Simulator, Task, packed, unpacked
+from probneural.active.simulation.workers import Outcome, Simulator, Task, packed
 from probneural.checks import check_callable, check_instance, described
 from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field
@@ -58,16 +58,16 @@ def simulate(
 ) -> SimulationReport:
     """Simulate the input functions without a stored result, and store each result before it is used.
 
-    A worker stores its result before it returns. Only workers without access to the store's folder (on another machine without
-    a shared file system) return results to the parent, which stores them. A worker holds an advisory lock on the function that
-    it simulates. So after a parent is killed and started again,
+    A worker stores its result before it returns, so all workers must see the store's folder: on several machines, use a shared
+    file system. A worker holds an advisory lock on the function that it simulates. So after a parent is killed and started
+    again,
 
     * stored results are never simulated again;
     * simulations of orphaned workers are waited for, not repeated;
     * simulations of *killed* workers are repeated, because they have no result. This includes workers that are killed in the
       milliseconds between the end of the simulation and the end of the write.
 
-    The first two need access to the folder and a file system with `flock`. A simulation fails if the simulator raises, returns
+    The first two need a file system with `flock`. A simulation fails if the simulator raises, returns
     anything but one finite function, or exceeds the timeout, or if its worker dies. It is repeated until it has failed
     `attempts` times, earlier calls with this store included; then the failure is reported. A later call with more attempts
     tries again.
@@ -94,7 +94,7 @@ def simulate(
         ArgumentError: If an argument is out of range, the simulator cannot be sent to processes, or worker processes die at
             their start.
         DataError: If the inputs are not finite functions.
-        FileError: If the store cannot be written to.
+        FileError: If a worker does not see the store, or it cannot be written to.
 
     Examples:
         >>> import tempfile
@@ -208,8 +208,6 @@ class _Run:
 
     def _is_settled(self, key: str, outcome: Outcome) -> bool:
         """Whether a function has a result or a reason of failure; otherwise it is queued again."""
-        if outcome.status == "done" and outcome.outputs is not None:
-            self.store.add(self._function(key), unpacked(outcome.outputs), seconds=outcome.seconds)
         if outcome.status in ("done", "reused", "died", "lost") and key in self.store:
             if outcome.status != "reused":
                 self.simulated.add(key)
@@ -219,7 +217,7 @@ class _Run:
         if outcome.status == "lost":
             self.lost.add(key)
         else:
-            if not outcome.is_stored:
+            if outcome.status == "died":
                 self.store.fail(self._function(key), reason=outcome.reason, seconds=outcome.seconds)
             self.failed[key] += 1
             if self.failed[key] < self.options.attempts:

@@ -19,12 +19,12 @@ from functools import partial
 import torch
 
 from probneural.active.simulation.workers import Outcome, Simulator, Task, pickled, run, run_pickled
-from probneural.checks import assign, check_flag, check_integer, check_positive
 from probneural.errors import ArgumentError, FileError
+from probneural.settings import Count, Positive, Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulationOptions:
+class SimulationOptions(Settings):
     """Executor, time limit and attempts of simulations; none of these options changes a result.
 
     Args:
@@ -45,9 +45,9 @@ class SimulationOptions:
     """
 
     executor: Executor | None = None
-    workers: int | None = None
-    timeout: float | None = None
-    attempts: int = 2
+    workers: Count | None = None
+    timeout: Positive | None = None
+    attempts: Count = 2
     show_progress: bool = True
 
     def __post_init__(self) -> None:
@@ -64,13 +64,7 @@ class SimulationOptions:
                 got="both",
                 remedy="drop workers and timeout: an executor has its own workers, which cannot be killed",
             )
-        assign(
-            self,
-            workers=None if self.workers is None else check_integer(self.workers, "workers"),
-            timeout=None if self.timeout is None else check_positive(self.timeout, "timeout"),
-            attempts=check_integer(self.attempts, "attempts"),
-            show_progress=check_flag(self.show_progress, "show_progress"),
-        )
+        super().__post_init__()
 
 
 START_METHOD = "spawn"
@@ -171,7 +165,7 @@ class _WorkerProcesses:
             return future.result()
         del self._of_thread.worker  # the next task starts another process
         reason = f"no result within {self._limit:g} s" if is_late else "the worker process died"
-        return Outcome("died", time.monotonic() - start, reason, is_stored=False)
+        return Outcome("died", time.monotonic() - start, reason)
 
     def close(self) -> None:
         """End all processes, busy ones by force."""

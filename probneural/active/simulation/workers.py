@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from probneural.active.simulation.result_files import check_result, function_key, plain_text, write_failure, write_result
@@ -29,7 +28,7 @@ class Task:
     Attributes:
         inputs: The input function, packed.
         folder: Folder of the store in the parent.
-        identity: Identity of the store; a worker that reads the same identity in the folder writes results itself.
+        identity: Identity of the store, which the worker reads in the folder too.
         number: Random number of the submission, so that no executor merges two submissions.
     """
 
@@ -48,15 +47,11 @@ class Outcome:
             the worker; "lost" by the executor.
         seconds: Duration of the simulation.
         reason: Reason of a failure, in one line.
-        is_stored: Whether the worker stored the result or the failure.
-        outputs: The packed result if it is not stored.
     """
 
     status: str
     seconds: float = 0.0
     reason: str = ""
-    is_stored: bool = True
-    outputs: bytes | None = None
 
 
 def run(simulator: Simulator, task: Task) -> Outcome:
@@ -64,24 +59,24 @@ def run(simulator: Simulator, task: Task) -> Outcome:
 
     It holds the function's lock, which the system releases when this process ends. So the simulation of a worker that outlives
     its parent is waited for and not repeated.
+
+    Raises:
+        FileError: If the store is not visible to this process, or cannot be written to.
     """
     folder = Path(task.folder)
-    if store_identity(folder) != task.identity:  # another machine without access to the store
-        return _simulate(simulator, task)
+    if store_identity(folder) != task.identity:
+        raise FileError(
+            expected=f"the store at {folder} on the machine of each worker",
+            got="none, or another one",
+            remedy="put the store into a folder that all workers share",
+        )
     key = function_key(unpacked(task.inputs))
     with locked(folder, f"simulate-{key}", wait=False) as is_held:
         if not is_held:
             return Outcome("busy")
         if path_of(folder, RESULTS, f"{key}{SUFFIX}").exists():
             return Outcome("reused")
-        outcome = _simulate(simulator, task)
-        if outcome.outputs is None:
-            return _failed(task, outcome.reason, outcome.seconds)
-        try:
-            write_result(folder, unpacked(task.inputs), unpacked(outcome.outputs), seconds=outcome.seconds)
-        except FileError:
-            return outcome  # the parent writes it or raises the error
-        return replace(outcome, is_stored=True, outputs=None)
+        return _simulate(simulator, task.inputs, folder)
 
 
 def run_pickled(payload: bytes, task: Task) -> Outcome:
@@ -101,18 +96,24 @@ def unpacked(data: bytes) -> Field:
     return function
 
 
-def _simulate(simulator: Simulator, task: Task) -> Outcome:
-    start = time.perf_counter()
+def _simulate(simulator: Simulator, inputs: bytes, folder: Path) -> Outcome:
+    """Simulate, and store the result or the failure."""
+    start, reason = time.perf_counter(), ""
     try:
-        outputs = _called(simulator, unpacked(task.inputs))
+        outputs = _called(simulator, unpacked(inputs))
     except (Exception, SystemExit) as error:  # noqa: BLE001 (a simulator may raise any error, and the loop continues)
-        return Outcome("failed", time.perf_counter() - start, _reason(error), is_stored=False)
+        reason = _reason(error)
     seconds = time.perf_counter() - start
     try:
-        check_result(outputs)
+        if not reason:
+            check_result(outputs)
     except ProbneuralError as error:
-        return Outcome("failed", seconds, f"{type(error).__name__}: {error}", is_stored=False)
-    return Outcome("done", seconds, is_stored=False, outputs=packed(outputs))
+        reason = f"{type(error).__name__}: {error}"
+    if reason:
+        write_failure(folder, unpacked(inputs), reason=reason, seconds=seconds)
+        return Outcome("failed", seconds, reason)
+    write_result(folder, unpacked(inputs), outputs, seconds=seconds)
+    return Outcome("done", seconds)
 
 
 def _called(simulator: Simulator, inputs: Field) -> Field:
@@ -123,15 +124,6 @@ def _called(simulator: Simulator, inputs: Field) -> Field:
     finally:
         if os.getpid() != process:
             os._exit(0)
-
-
-def _failed(task: Task, reason: str, seconds: float) -> Outcome:
-    folder, is_stored = Path(task.folder), False
-    if store_identity(folder) == task.identity:
-        with contextlib.suppress(FileError):
-            write_failure(folder, unpacked(task.inputs), reason=reason, seconds=seconds)
-            is_stored = True
-    return Outcome("failed", seconds, reason, is_stored=is_stored)
 
 
 def _reason(error: BaseException) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal, NamedTuple, get_args
+from functools import partial
+from typing import Annotated, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
@@ -26,7 +26,6 @@ from probneural.calibration.predictions import (
 )
 from probneural.calibration.variance.by_lead import untrained_steps, used_before
 from probneural.checks import (
-    assign,
     check_callable,
     check_choice,
     check_finite,
@@ -47,6 +46,7 @@ from probneural.metrics.comparison import compare, domain_average
 from probneural.metrics.lead_alignment import TrueTrajectories, check_leads, lead_batches
 from probneural.pairs import Dataset
 from probneural.pairs.provenance import check_untrained_inputs
+from probneural.settings import Fraction, Level, Settings
 
 Modulation = Literal["std", "constant"]
 FLOOR = 0.1
@@ -101,12 +101,6 @@ def floored_std(variance: Float64[Tensor, "n c *grid"], grid: Grid, *, floor: fl
     """The standard deviation, at least the fraction `floor` of its root mean square over the domain."""
     least = floor * domain_average(variance, grid).sqrt()
     return torch.maximum(variance.sqrt(), least.reshape(*least.shape, *(1,) * (variance.ndim - 2)))
-
-
-def check_modulation(modulation: str, floor: float) -> None:
-    """Raise an ArgumentError unless the modulation exists and the floor lies between 0 and 1."""
-    check_choice(modulation, get_args(Modulation), "modulation")
-    check_real(floor, "floor", least=0.0, most=1.0)
 
 
 def _constant_scale(variance: Float64[Tensor, "n c *grid"], predictor: Predictor, grid: Grid) -> Float64[Tensor, "n c *grid"]:
@@ -279,7 +273,8 @@ def conformal_scores(
         Ma, Pitt, Azizzadenesheli and Anandkumar (2024), Calibrated uncertainty quantification for operator learning via
         conformal prediction (quantiles over the domain).
     """
-    check_modulation(modulation, floor)
+    check_choice(modulation, get_args(Modulation), "modulation")
+    check_real(floor, "floor", least=0.0, most=1.0)
     fraction = check_real(fraction, "fraction", above=0.0, most=1.0)
     values, scales = [], []
     for u, truth, grid in distributions(predictor, pairs):
@@ -341,22 +336,22 @@ def conformal_quantile(scores: Float64[Tensor, " n"], level: float, *, groups: I
     return quantile
 
 
-class _SplitConformal(ABC):
-    """Split conformal bands; abstract."""
+class _SplitConformal(Settings):
+    """Base class of split conformal bands."""
 
     level: float
     modulation: Modulation
     floor: float
 
     @property
-    @abstractmethod
     def probability(self) -> float:
-        """Probability over functions that the band states."""
+        """Nominal probability over samples."""
+        return self.level
 
     @property
-    @abstractmethod
     def fraction(self) -> float:
-        """Fraction of the domain that it states."""
+        """Fraction of the domain inside the band."""
+        return 1.0
 
     @undisturbed()
     def fit(self, predictor: Predictor, calibration: Dataset, *, allow_training_data: bool = False) -> Band:
@@ -419,25 +414,10 @@ class SimultaneousBand(_SplitConformal):
         Barber and Willett (2023), Distribution-free inference with hierarchical data, section 3.
     """
 
-    level: float = 0.9
+    level: Level = 0.9
     _: KW_ONLY
     modulation: Modulation = "std"
-    floor: float = FLOOR
-
-    def __post_init__(self) -> None:
-        """Validate."""
-        assign(self, level=check_real(self.level, "level", above=0.0, below=1.0))
-        check_modulation(self.modulation, self.floor)
-
-    @property
-    def probability(self) -> float:
-        """Probability over functions that the band states."""
-        return self.level
-
-    @property
-    def fraction(self) -> float:
-        """Fraction of the domain inside the band: 1."""
-        return 1.0
+    floor: Fraction = FLOOR
 
 
 @dataclass(frozen=True)
@@ -475,20 +455,11 @@ class PointwiseBand(_SplitConformal):
         quadrature on the grid of the outputs in place of a bound for points drawn at random.
     """
 
-    level: float = 0.9
+    level: Annotated[float, partial(check_real, above=0.0, most=1.0)] = 0.9
     _: KW_ONLY
-    delta: float = 0.05
+    delta: Level = 0.05
     modulation: Modulation = "std"
-    floor: float = FLOOR
-
-    def __post_init__(self) -> None:
-        """Validate."""
-        assign(
-            self,
-            level=check_real(self.level, "level", above=0.0, most=1.0),
-            delta=check_real(self.delta, "delta", above=0.0, below=1.0),
-        )
-        check_modulation(self.modulation, self.floor)
+    floor: Fraction = FLOOR
 
     @property
     def probability(self) -> float:
@@ -569,7 +540,7 @@ Residual = Callable[[Tensor, Field, Grid], Tensor]
 
 
 @dataclass(frozen=True)
-class ResidualBand:
+class ResidualBand(Settings):
     """A conformal bound q of the PDE residual, |D(û)(x)| <= q, calibrated on inputs only.
 
     The physics residual error of a prediction û is D(û), D being the equation with the solution at D(u) = 0. Its score is the
@@ -605,16 +576,8 @@ class ResidualBand:
         0.9
     """
 
-    residual: Residual
-    level: float = 0.9
-
-    def __post_init__(self) -> None:
-        """Validate."""
-        assign(
-            self,
-            residual=check_callable(self.residual, "residual", remedy="give a function of prediction, inputs and grid"),
-            level=check_real(self.level, "level", above=0.0, below=1.0),
-        )
+    residual: Annotated[Residual, partial(check_callable, remedy="give a function of prediction, inputs and grid")]
+    level: Level = 0.9
 
     @undisturbed()
     @torch.no_grad()
@@ -721,7 +684,7 @@ class ResidualBound:
 
 
 @dataclass(frozen=True)
-class HorizonBand:
+class HorizonBand(Settings):
     """A band mean ± q sd(x, lead) that contains a whole new trajectory with probability at least `level`, by split conformal.
 
     The score of a trajectory is the largest standardised error over leads, channels and points; q is the ⌈(n + 1) level⌉-th
@@ -754,19 +717,10 @@ class HorizonBand:
         and Vantini (2022), Conformal prediction bands for multivariate functional data, section 2.
     """
 
-    level: float = 0.9
+    level: Level = 0.9
     _: KW_ONLY
-    noise: float | Float[Tensor, " c"] = 0.0
-    floor: float = FLOOR
-
-    def __post_init__(self) -> None:
-        """Validate."""
-        assign(
-            self,
-            level=check_real(self.level, "level", above=0.0, below=1.0),
-            noise=check_variances(self.noise, "noise"),
-            floor=check_real(self.floor, "floor", least=0.0, most=1.0),
-        )
+    noise: Annotated[float | Float[Tensor, " c"], check_variances] = 0.0
+    floor: Fraction = FLOOR
 
     @undisturbed()
     @torch.no_grad()

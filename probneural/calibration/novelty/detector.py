@@ -19,7 +19,6 @@ from probneural.calibration.novelty.scores import (
     standards,
 )
 from probneural.calibration.predictions import check_pairs, group_numbers, group_sizes, number_of, untrained_keys
-from probneural.checks import assign, check_real
 from probneural.contexts import Undisturbed, without_gradients
 from probneural.distributions.predictors.base import Predictor
 from probneural.distributions.predictors.mixture import MixturePredictor
@@ -27,8 +26,8 @@ from probneural.errors import ArgumentError, CalibrationError, DataWarning, warn
 from probneural.fields import Field, check_field
 from probneural.grids import Grid
 from probneural.pairs import Dataset, batches, check_dataset, evenly_spread_rows
-from probneural.randomness import check_seed
 from probneural.registry import stored
+from probneural.settings import Level, Seed, Settings
 
 COMBINED = "combined"
 """Name of the score that joins all others."""
@@ -41,7 +40,7 @@ _HELD_OUT = 0.2
 
 
 @dataclass(frozen=True)
-class Novelty:
+class Novelty(Settings):
     """Conformal test of whether an input resembles the calibration samples: one p-value per sample.
 
     The calibration samples are split at random. One part fits the scores. The m others give the ranks: with their scores
@@ -90,14 +89,9 @@ class Novelty:
         unified framework for detecting out-of-distribution samples, for features (here pooled over the domain, of one class).
     """
 
-    fraction: float = 0.5
+    fraction: Level = 0.5
     _: KW_ONLY
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        fraction = check_real(self.fraction, "fraction", above=0.0, below=1.0)
-        assign(self, fraction=fraction, seed=check_seed(self.seed))
+    seed: Seed = 0
 
     @without_gradients()
     def fit(

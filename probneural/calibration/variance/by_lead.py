@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
+from typing import Annotated
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from probneural.calibration.variance.local_fit import Part, fit_local_scale
 from probneural.calibration.variance.local_scale import LocalScale
-from probneural.checks import assign, check_flag, check_instance, check_integer, check_variances
+from probneural.checks import check_flag, check_instance, check_integer, check_variances
 from probneural.contexts import Undisturbed, without_gradients
 from probneural.distributions.base import FieldDistribution, noise_variance
 from probneural.distributions.empirical import EmpiricalField
@@ -27,6 +28,7 @@ from probneural.metrics.lead_alignment import TrueTrajectories, check_leads, lea
 from probneural.metrics.spread import size_factor
 from probneural.pairs import evenly_spread_rows
 from probneural.pairs.provenance import TrainingRecord, check_untrained, no_keys
+from probneural.settings import Settings
 
 _LEAST_FACTOR = 1e-4
 """Least factor of a variance, used where measurement noise explains all errors."""
@@ -35,7 +37,7 @@ _KEPT_VALUES = 2**21
 
 
 @dataclass(frozen=True)
-class LeadScale:
+class LeadScale(Settings):
     """Scale the variances of a forecast at every lead, so that they equal its mean squared errors.
 
     The s members of a forecast are a sample of a distribution with variance w = v s/(s - 1). Here v is the members' variance,
@@ -88,12 +90,8 @@ class LeadScale:
     """
 
     _: KW_ONLY
-    noise: float | Float[Tensor, " c"] = 0.0
+    noise: Annotated[float | Float[Tensor, " c"], check_variances] = 0.0
     local: bool = True
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        assign(self, noise=check_variances(self.noise, "noise"), local=check_flag(self.local, "local"))
 
     @without_gradients()
     def fit(self, forecast: Forecast, truth: TrueTrajectories, *, allow_training_data: bool = False) -> LeadScaling:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
+from typing import Annotated
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from probneural.calibration.predictions import MOSTLY, check_pairs, distributions, gaussian_of, untrained_keys
 from probneural.calibration.stacking import stacking_weights
-from probneural.checks import assign, check_integer
+from probneural.checks import check_integer
 from probneural.contexts import without_gradients
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.mixture import checked_weights
@@ -23,8 +25,9 @@ from probneural.fields import Field
 from probneural.metrics.comparison import Comparison, compare
 from probneural.metrics.reliability import scaled_suprema, true_supremum
 from probneural.pairs import Dataset
-from probneural.randomness import check_seed, stream_seed
+from probneural.randomness import stream_seed
 from probneural.registry import stored
+from probneural.settings import Seed, Settings
 
 _LOGS = torch.linspace(-1.4, 1.4, 29, dtype=torch.float64, device="cpu")
 """Logarithms of the candidate scales relative to the middle one: a quarter to four times."""
@@ -37,7 +40,7 @@ _LEAST = 1e-3
 
 
 @dataclass(frozen=True)
-class ScaleMixture:
+class ScaleMixture(Settings):
     """Fit a random scale per sample to the largest standardised errors, for nominal simultaneous coverage.
 
     Variances that are right on average do not give simultaneous coverage: some samples have larger errors than predicted and
@@ -80,12 +83,8 @@ class ScaleMixture:
     """
 
     _: KW_ONLY
-    draws: int = 400
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        assign(self, draws=check_integer(self.draws, "draws", least=50), seed=check_seed(self.seed))
+    draws: Annotated[int, partial(check_integer, least=50)] = 400
+    seed: Seed = 0
 
     @without_gradients()
     def fit(self, predictor: Predictor, calibration: Dataset, *, allow_training_data: bool = False) -> ScaleMixturePredictor:

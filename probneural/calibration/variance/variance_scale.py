@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -25,7 +26,7 @@ from probneural.calibration.predictions import (
 from probneural.calibration.variance.discrepancy import SharedCovariance, decompose, likelihood_rows, shared_covariances
 from probneural.calibration.variance.local_fit import Part, fit_local_scale
 from probneural.calibration.variance.scaled_predictor import ScaledPredictor
-from probneural.checks import assign, check_flag, check_variances
+from probneural.checks import check_variances
 from probneural.contexts import undisturbed
 from probneural.distributions.base import noise_variance
 from probneural.distributions.predictors.base import Predictor, with_discrepancy
@@ -33,6 +34,7 @@ from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.errors import CalibrationError, DataWarning, warn
 from probneural.metrics.comparison import domain_average
 from probneural.pairs import Dataset
+from probneural.settings import Settings
 
 FRACTIONS = (0.05, 0.95)
 """Least and largest fraction of the mean predictive variance that is noise, for separate scales."""
@@ -43,7 +45,7 @@ _SLACK = 1e-6
 
 
 @dataclass(frozen=True)
-class VarianceScale:
+class VarianceScale(Settings):
     """Scale covariance and noise per channel, so that predictive variances equal the squared errors on held-out samples.
 
     The scales a of the head's variance v and b of its noise n maximise the Gaussian marginal likelihood of the calibration
@@ -92,13 +94,8 @@ class VarianceScale:
     """
 
     separate: bool = True
-    noise: float | Float[Tensor, " c"] = 0.0
+    noise: Annotated[float | Float[Tensor, " c"], check_variances] = 0.0
     local: bool = field(default=True, kw_only=True)
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        flags = {name: check_flag(getattr(self, name), name) for name in ("separate", "local")}
-        assign(self, **flags, noise=check_variances(self.noise, "noise"))
 
     @undisturbed()
     def fit(self, predictor: Predictor, calibration: Dataset, *, allow_training_data: bool = False) -> ScaledPredictor:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probneural.checks import assign, check_choice, check_instance, check_integer
+from probneural.checks import check_instance, check_integer
 from probneural.errors import ArgumentError
 from probneural.registry import stored
+from probneural.settings import Count, Settings
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": nn.functional.gelu,
@@ -24,7 +26,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @stored()
 @dataclass(frozen=True, kw_only=True)
-class HiddenLayers:
+class HiddenLayers(Settings):
     """The hidden layers of a fully connected network, h -> s(Wh + b).
 
     Args:
@@ -36,14 +38,9 @@ class HiddenLayers:
         ArgumentError: If a size is not a positive integer, or the activation is another one.
     """
 
-    width: int = 256
-    depth: int = 3
-    activation: str = "gelu"
-
-    def __post_init__(self) -> None:
-        """Validate the arguments."""
-        assign(self, width=check_integer(self.width, "width"), depth=check_integer(self.depth, "depth"))
-        check_choice(self.activation, _ACTIVATIONS, "activation")
+    width: Count = 256
+    depth: Count = 3
+    activation: Literal["gelu", "relu", "silu", "tanh"] = "gelu"
 
 
 class MLP(nn.Module):

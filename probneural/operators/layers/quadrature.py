@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Float64
-from torch import Tensor, nn
+from torch import Tensor
 
-from probneural.checks import check_integer
 from probneural.grids import Grid
 from probneural.grids.mesh import simplex_volumes
-from probneural.operators.checks import check_modes
+from probneural.operators.layers.spectral import FrequencyMixing
 
 
-class QuadratureConv(nn.Module):
+class QuadratureConv(FrequencyMixing):
     """A convolution with a band-limited kernel on any points x_j with quadrature weights w_j.
 
     With the volume |B| of a box of lengths L that holds the points, for retained frequencies k:
@@ -37,22 +35,6 @@ class QuadratureConv(nn.Module):
     Raises:
         ArgumentError: If a size is not a positive integer.
     """
-
-    kronecker_axes: ClassVar[dict[str, str]] = {"weight": "... row column pair"}
-    """One complex matrix per frequency, stored as real pairs, for curvature."""
-
-    def __init__(self, in_channels: int, out_channels: int, *, modes: Sequence[int]) -> None:
-        super().__init__()
-        self.in_channels = check_integer(in_channels, "in_channels")
-        self.out_channels = check_integer(out_channels, "out_channels")
-        self.modes = check_modes(modes)
-        retained = (*(2 * mode - 1 for mode in self.modes[:-1]), self.modes[-1])
-        self.weight = nn.Parameter(torch.empty(*retained, self.in_channels, self.out_channels, 2))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw weights normal with variance 1/(2 in_channels) per part: retained frequencies keep their variance."""
-        nn.init.normal_(self.weight, std=math.sqrt(0.5 / self.in_channels))
 
     def forward(
         self,
@@ -76,10 +58,6 @@ class QuadratureConv(nn.Module):
         )
         # Re (d exp(i phase)) = Re d cos(phase) - Im d sin(phase)
         return torch.cat([real_out, -imaginary_out], -1) @ synthesis.mT
-
-    def extra_repr(self) -> str:
-        """Channels and modes, for printing."""
-        return f"{self.in_channels}, {self.out_channels}, modes={self.modes}"
 
 
 class FourierBasis:

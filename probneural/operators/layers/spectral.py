@@ -23,7 +23,40 @@ Ends = Literal["even", "odd", "periodic"]
 """Continuation of a non-periodic axis beyond its ends."""
 
 
-class SpectralConv(nn.Module):
+class FrequencyMixing(nn.Module):
+    """Base class of layers with a matrix over channels for every retained frequency.
+
+    Args:
+        in_channels: Channels of the input.
+        out_channels: Channels of the output.
+        modes: m per axis.
+
+    Raises:
+        ArgumentError: If a size is not a positive integer.
+    """
+
+    kronecker_axes: ClassVar[dict[str, str]] = {"weight": "... row column pair"}
+    """One complex matrix per frequency, stored as real pairs, for curvature."""
+
+    def __init__(self, in_channels: int, out_channels: int, *, modes: Sequence[int]) -> None:
+        super().__init__()
+        self.in_channels = check_integer(in_channels, "in_channels")
+        self.out_channels = check_integer(out_channels, "out_channels")
+        self.modes = check_modes(modes)
+        retained = (*(2 * mode - 1 for mode in self.modes[:-1]), self.modes[-1])
+        self.weight = nn.Parameter(torch.empty(*retained, self.in_channels, self.out_channels, 2))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw weights normal with variance 1/(2 in_channels) per part: retained frequencies keep their variance."""
+        nn.init.normal_(self.weight, std=math.sqrt(0.5 / self.in_channels))
+
+    def extra_repr(self) -> str:
+        """Channels and modes, for printing."""
+        return f"{self.in_channels}, {self.out_channels}, modes={self.modes}"
+
+
+class SpectralConv(FrequencyMixing):
     """(Ku)_o(x) = sum over |k| < m and i of W_oi(k) û_i(k) exp(2πi k·x): a convolution with a band-limited kernel.
 
     Frequencies |k| < m are kept on each axis. Transforms go axis by axis and compute no other frequencies; the weights lie
@@ -60,9 +93,6 @@ class SpectralConv(nn.Module):
         pairs for weights, both signs of every frequency on all axes but the last, continuations.
     """
 
-    kronecker_axes: ClassVar[dict[str, str]] = {"weight": "... row column pair"}
-    """One complex matrix per frequency, stored as real pairs, for curvature."""
-
     def __init__(
         self,
         in_channels: int,
@@ -72,20 +102,10 @@ class SpectralConv(nn.Module):
         periodic: Sequence[bool] | bool = True,
         continuation: Ends = "even",
     ) -> None:
-        super().__init__()
-        self.in_channels = check_integer(in_channels, "in_channels")
-        self.out_channels = check_integer(out_channels, "out_channels")
-        self.modes = check_modes(modes)
+        super().__init__(in_channels, out_channels, modes=modes)
         self.periodic = per_axis(periodic, len(self.modes), "periodic", check_flag)
         check_choice(continuation, get_args(Ends), "continuation")
         self.continuation: Ends = continuation
-        retained = (*(2 * mode - 1 for mode in self.modes[:-1]), self.modes[-1])
-        self.weight = nn.Parameter(torch.empty(*retained, self.in_channels, self.out_channels, 2))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw weights normal with variance 1/(2 in_channels) per part: retained frequencies keep their variance."""
-        nn.init.normal_(self.weight, std=math.sqrt(0.5 / self.in_channels))
 
     def forward(
         self,
@@ -169,7 +189,7 @@ class SpectralConv(nn.Module):
 
     def extra_repr(self) -> str:
         """Channels and modes, for printing."""
-        return f"{self.in_channels}, {self.out_channels}, modes={self.modes}, periodic={self.periodic}, {self.continuation}"
+        return f"{super().extra_repr()}, periodic={self.periodic}, {self.continuation}"
 
 
 def _add_product(

@@ -300,31 +300,23 @@ def test_what_another_process_is_simulating_is_waited_for(tmp_path, ends):
     assert simulator.calls == ({1: 1} if ends == "stores" else {0: 1, 1: 1})
 
 
-def test_workers_that_do_not_see_the_store_return_their_results(tmp_path, monkeypatch):
-    store, inputs = ResultStore(tmp_path), functions(2)
+def test_workers_must_see_the_store(tmp_path, monkeypatch):
+    store = ResultStore(tmp_path)
     monkeypatch.setattr(workers, "store_identity", lambda folder: None)
-    monkeypatch.setattr(workers, "write_result", lambda *arguments, **settings: pytest.fail("written"))
-    with ThreadPoolExecutor(1) as executor:
-        good = simulate(Counting(), inputs, store=store, options=quiet(executor=executor))
-        bad = simulate(_bad, functions(3)[2:], store=store, options=quiet(executor=executor))
-    assert torch.equal(store.pairs(good.keys).outputs.values, inputs.values.double().exp())
-    assert good.simulated == 2
-    assert store.attempts(bad.keys[0]) == 2
+    with ThreadPoolExecutor(1) as executor, pytest.raises(FileError, match="a folder that all workers share"):
+        simulate(Counting(), functions(2), store=store, options=quiet(executor=executor))
+    assert len(store) == 0
 
 
-def test_a_worker_that_cannot_write_leaves_it_to_the_parent(tmp_path, monkeypatch):
+@pytest.mark.parametrize("simulator", [Counting(), _bad])
+def test_a_worker_that_cannot_write_raises_the_error(tmp_path, monkeypatch, simulator):
     def full(*arguments: object, **settings: object) -> None:
         raise FileError(expected="space", got="none", remedy="make some")
 
-    store = ResultStore(tmp_path)
     monkeypatch.setattr(workers, "write_result", full)
     monkeypatch.setattr(workers, "write_failure", full)
-    with ThreadPoolExecutor(1) as executor:
-        assert simulate(Counting(), functions(2), store=store, options=quiet(executor=executor)).simulated == 2
-        assert store.attempts(simulate(_bad, functions(3)[2:], store=store, options=quiet(executor=executor)).keys[0]) == 2
-        monkeypatch.setattr("probneural.active.simulation.store.write_result", full)
-        with pytest.raises(FileError, match="make some"):
-            simulate(Counting(), functions(4), store=store, options=quiet(executor=executor))
+    with ThreadPoolExecutor(1) as executor, pytest.raises(FileError, match="make some"):
+        simulate(simulator, functions(2), store=ResultStore(tmp_path), options=quiet(executor=executor))
 
 
 def test_a_result_that_is_damaged_after_it_was_written_is_simulated_again(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from probneural.calibration import SimultaneousBand, predictions
+from probneural.calibration import SimultaneousBand
 from probneural.calibration.bands.conformal import ConformalScores, conformal_scores
 from probneural.errors import ArgumentError, CalibrationError, DataError, ShapeError
 from probneural.fields import Field
@@ -98,7 +98,7 @@ def test_resplitting_scores_is_the_same_as_predicting_again() -> None:
 def test_chunks_do_not_change_the_scores(kind: type[Synthetic], monkeypatch: pytest.MonkeyPatch) -> None:
     data = pairs(11)
     whole = conformal_scores(kind(), data)
-    monkeypatch.setattr(predictions, "CHUNK_VALUES", 16 * 3)
+    monkeypatch.setattr("probneural.metrics.scores._BATCH_VALUES", 16 * 3)
     predictor = kind()
     parts = conformal_scores(predictor, data)
     torch.testing.assert_close(parts.values, whole.values)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import probneural as pn
-from probneural.calibration import NoveltyScale, ScaleMixture, SimultaneousBand, VarianceScale, predictions
+from probneural.calibration import NoveltyScale, ScaleMixture, SimultaneousBand, VarianceScale
 from probneural.calibration.variance.scale_mixture import ScaleMixturePredictor
 from probneural.distributions import DenseRoot, GaussianField, MixtureField, ScaleMixtureField
 from probneural.distributions.predictors.mixture import MixturePredictor
@@ -295,7 +295,7 @@ def test_chance_does_not_depend_on_how_many_functions_are_predicted_at_once(monk
     predictor = VarianceScale().fit(Synthetic(), data)
     found = [ScaleMixture().fit(predictor, data)]
     for functions in (32, 8):
-        monkeypatch.setattr(predictions, "CHUNK_VALUES", functions * GRID.size)
+        monkeypatch.setattr("probneural.metrics.scores._BATCH_VALUES", functions * GRID.size)
         found.append(ScaleMixture().fit(predictor, data))
     for one in found[1:]:
         torch.testing.assert_close(one.weights, found[0].weights)

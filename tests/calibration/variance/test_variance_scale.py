@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from probneural import functionals, metrics
-from probneural.calibration import VarianceScale, predictions
+from probneural.calibration import VarianceScale
 from probneural.calibration.variance.variance_scale import FRACTIONS
 from probneural.distributions import EmpiricalField, GaussianField, Predictor
 from probneural.errors import ArgumentError, CalibrationError, DataError, DataWarning, ShapeError
@@ -114,7 +114,7 @@ def test_outputs_may_live_on_another_grid(grid: Grid) -> None:
 def test_fields_are_predicted_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     data = pairs(23, channels=2)
     whole = VarianceScale(separate=False).fit(Synthetic(channels=2), data)
-    monkeypatch.setattr(predictions, "CHUNK_VALUES", 2 * 16 * 5 + 3)
+    monkeypatch.setattr("probneural.metrics.scores._BATCH_VALUES", 2 * 16 * 5 + 3)
     predictor = Synthetic(channels=2)
     torch.testing.assert_close(VarianceScale(separate=False).fit(predictor, data).scale, whole.scale)
     assert [count for count, _ in predictor.calls] == [5, 5, 5, 5, 3, 23]  # the last for the discrepancy
