@@ -84,7 +84,7 @@ def test_sums_weigh_their_terms_and_hand_on_inputs() -> None:
     physical = Residual(heat).loss(weight=1e-3)
     assert physical(predicted, target[:, :0], grid, inputs=inputs).item() == pytest.approx(1e-3 * 8 * math.pi**4 * 0.25)
     total = WeightedSum([(2.0, RelativeL2()), (0.1, physical)])(predicted, target, grid, inputs=inputs)
-    assert total.item() == pytest.approx(2.1 * 0.5 + 1e-4 * 8 * math.pi**4 * 0.25)
+    assert total.item() == pytest.approx(2.0 * 0.5 + 0.1 * 0.5**2 + 1e-4 * 8 * math.pi**4 * 0.25)
 
 
 @pytest.mark.parametrize(
