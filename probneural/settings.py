@@ -49,8 +49,8 @@ _Check = Callable[[Any, str], Any]
 class Settings:
     """Base class of frozen dataclasses whose fields are validated by their annotations.
 
-    A field `Annotated[type, check]` becomes `check(value, name)`, truth values become `bool`, and a `Literal` is one of its
-    words, and settings are instances of their class. A field that may be None is validated if it is not. Fields of other
+    A field `Annotated[type, check]` becomes `check(value, name)`, and a truth value a `bool`. A `Literal` is one of its words;
+    other settings are instances of their class. A field that may be None is validated if it is not None. Fields of other
     annotations are left as they are.
 
     Examples:
@@ -80,8 +80,7 @@ def _check_of(hint: Any) -> _Check | None:
     """The check of an annotation; None without one."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        check: _Check = inner[1]
-        return check
+        return inner[1]
     if origin is Literal:
         return lambda value, name: check_choice(value, inner, name)
     if origin in (Union, types.UnionType) and len(inner) == 2 and inner[1] is type(None):

@@ -603,7 +603,7 @@ TAKES: dict[str, str] = {
     "text": r"\bstr\b|Path|Literal|JSON",
     "True": r"\bbool\b|Mask|Embedding|JSON|Numbers",
     "-1": r"\bint\b|\bfloat\b|Values|Tensor|ArrayLike|Rows|JSON",
-    "1.5": r"\bfloat\b|Values|Tensor|ArrayLike|Parameter|Positive|JSON",
+    "1.5": r"\bfloat\b|Values|Tensor|ArrayLike|Parameter|Positive|NotNegative|JSON",
     "empty": r"Sequence|Iterable|Collection|tuple|list|Mapping|dict|ArrayLike|Tensor|Rows|JSON|Weights",
     "texts": r"(Sequence|Iterable|Collection)\[str|tuple\[str|ArrayLike",
     "integers": r"Tensor|ArrayLike|Rows",
