@@ -19,6 +19,7 @@ from probneural.curvature import (
     spectral_density,
     top_eigenpairs,
     vector_jacobian_product,
+    xdiag,
 )
 from probneural.curvature.products.linear_operators import Hessian
 
@@ -75,7 +76,8 @@ pairs = top_eigenpairs(product, size, rank=10, tolerance=1e-3)
 print(f"largest eigenvalue of G: {pairs.values[0]:.1f} +- {pairs.residuals[0]:.1e}")
 measure = spectral_density(product, size, probes=PROBES, steps=30, deflate=pairs)
 trace, error = measure.trace(lambda eigenvalues: eigenvalues)
-print(f"trace of G: {trace:.1f} +- {error:.1e}")
+diagonal = xdiag(product, size, products=60)
+print(f"trace of G: {trace:.1f} +- {error:.1e}; by its diagonal {diagonal.values.sum():.1f}")
 
 # The products are differentiable in θ and v, to any order.
 direction = torch.randn(len(theta), dtype=torch.float64, generator=generator) / len(theta) ** 0.5

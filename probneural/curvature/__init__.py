@@ -2,10 +2,11 @@
 
 Parameters are one real vector, complex ones as pairs. A `CurvatureProblem` defines the loss;
 `hessian_vector_product`, `gauss_newton_vector_product` and their like multiply with it, differentiably;
-`products.linear_operators` wraps it for linear_operator and SciPy; `top_eigenpairs` and `spectral_density` need
+`products.linear_operators` wraps it for linear_operator and SciPy; `top_eigenpairs`, `spectral_density` and `xdiag` need
 nothing but products.
 """
 
+from probneural.curvature.diagonals import xdiag
 from probneural.curvature.jacobian_root import VarianceEstimation
 from probneural.curvature.kronecker_factorisation import kronecker
 from probneural.curvature.lanczos import top_eigenpairs
@@ -37,4 +38,5 @@ __all__ = [
     "spectral_density",
     "top_eigenpairs",
     "vector_jacobian_product",
+    "xdiag",
 ]

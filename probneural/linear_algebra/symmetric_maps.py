@@ -111,3 +111,8 @@ def _projected(rows: Tensor, against: Tensor | None) -> Tensor:
 def gaussian(count: int, size: int, *, generator: torch.Generator, like: torch.Tensor) -> Float[Tensor, "s P"]:
     """Draw standard normal rows in float64 on the CPU, and convert them to the dtype and device of `like`."""
     return torch.randn(count, size, generator=generator, dtype=torch.float64, device="cpu").to(like)
+
+
+def signs(count: int, size: int, *, generator: torch.Generator, like: torch.Tensor) -> Float[Tensor, "s P"]:
+    """Draw rows of independent random signs, as `gaussian` does."""
+    return (torch.randint(0, 2, (count, size), generator=generator, device="cpu") * 2 - 1).to(like)

@@ -580,7 +580,7 @@ for _owner in (
 SKIP = "|".join(
     (
         # expert layers, which take tensors of stated shapes
-        r"curvature\.(\w+Weights|Kronecker\w+|Eigenpairs|\w+Measure|\w+Rows|\w+Root|Linearisation|kronecker)",
+        r"curvature\.(\w+Weights|Kronecker\w+|Eigenpairs|Estimate|\w+Measure|\w+Rows|\w+Root|Linearisation|kronecker)",
         r"curvature\.(evaluate_at|row_squares_estimate)",
         r"operators\.(PointwiseLinear|SpectralConv)\.forward",
         # what calls return, fits make and files hold

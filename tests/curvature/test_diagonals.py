@@ -1,4 +1,4 @@
-"""Row norms against dense matrices, and their error bars against many seeds."""
+"""Diagonals, traces and row norms against dense matrices, and their error bars against many seeds."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from probneural.curvature.diagonals import Estimate, row_squares_estimate
+from probneural.curvature import diagonals
+from probneural.curvature.diagonals import Estimate, row_squares_estimate, xdiag
 from probneural.curvature.lanczos import top_eigenpairs
 from probneural.curvature.quadrature import spectral_density
 from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.randomness import stream
 from tests.curvature.spectrum_cases import F64, Counted, rotation, spectra, with_eigenvalues
 from tests.helpers import normal
 
@@ -168,6 +170,66 @@ def test_gradients_are_finite_where_rows_are_dependent() -> None:
     assert float(gradient) == pytest.approx(2.0 * float(column.square().sum()))
 
 
+# Diagonals and traces
+
+
+def naive(matrix: Tensor, tests: Tensor) -> Tensor:
+    """The leave-one-out estimates of XDiag, `(n, P)`, each from its own factorisation."""
+    estimates = []
+    for index in range(len(tests)):
+        others = torch.cat([tests[:index], tests[index + 1 :]])
+        basis = torch.linalg.qr((others @ matrix).mT).Q
+        left = matrix @ tests[index] - basis @ (basis.mT @ matrix @ tests[index])
+        estimates.append((basis * (matrix @ basis)).sum(1) + tests[index] * left)
+    return torch.stack(estimates)
+
+
+@pytest.mark.parametrize("chunk", [None, 50])
+@pytest.mark.parametrize("name", ["exponential", "squares", "harmonic", "clustered"])
+def test_against_one_factorisation_per_vector(name: str, chunk: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if chunk is not None:
+        monkeypatch.setattr(diagonals, "_CHUNK", chunk)
+    matrix = with_eigenvalues(spectra(80)[name])
+    counted = Counted(matrix)
+    tests = (torch.randint(0, 2, (6, 80), generator=stream(5, "diagonal")) * 2 - 1).to(F64)
+    replicates = naive(matrix, tests)
+    estimate = xdiag(counted, 80, products=12, seed=5)
+    torch.testing.assert_close(estimate.values, replicates.mean(0), rtol=1e-6, atol=1e-10)
+    torch.testing.assert_close(estimate.errors, replicates.std(0) / math.sqrt(6), rtol=1e-6, atol=1e-10)
+    assert estimate.products == counted.rows == 12
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("rank", [0, 1, 5, 9])
+def test_exact_for_low_rank(rank: int, dtype: torch.dtype) -> None:
+    values = torch.cat([torch.linspace(2.0, 1.0, rank), torch.zeros(90 - rank)]).to(F64)
+    matrix = with_eigenvalues(values)
+    tolerance = 1e-10 if dtype == F64 else 1e-4
+    estimate = xdiag(Counted(matrix), 90, products=20, like=torch.zeros((), dtype=dtype))
+    torch.testing.assert_close(estimate.values, matrix.diagonal(), rtol=0, atol=tolerance)
+    torch.testing.assert_close(estimate.lower, matrix.diagonal(), rtol=0, atol=tolerance)
+    assert float(estimate.errors.abs().max()) < tolerance
+    assert estimate.products == 10 + rank
+
+
+@pytest.mark.parametrize("name", ["squares", "harmonic", "identity"])
+def test_xdiag_is_unbiased_with_a_lower_bound(name: str) -> None:
+    values = spectra(40)[name]
+    matrix = with_eigenvalues(values)
+    runs = [xdiag(Counted(matrix), 40, products=12, seed=seed) for seed in range(400)]
+    estimates = torch.stack([run.values for run in runs])
+    scores = (estimates.mean(0) - matrix.diagonal()) / (estimates.std(0) / 20.0).clamp_min(1e-12)
+    assert float(scores.abs().max()) < 4.0
+    for run in runs:
+        assert bool((run.lower <= matrix.diagonal() + 1e-12).all())
+        assert bool((run.lower >= 0).all())
+    if name == "identity":
+        return
+    errors = torch.stack([run.errors for run in runs])
+    ratio = ((estimates - matrix.diagonal()).square().mean() / errors.square().mean()).sqrt()
+    assert 0.7 < float(ratio) < 1.4
+
+
 def test_seeds_repeat_and_leave_the_global_generator() -> None:
     matrix = with_eigenvalues(spectra(40)["harmonic"])
     root = decaying()
@@ -175,6 +237,7 @@ def test_seeds_repeat_and_leave_the_global_generator() -> None:
     pairs = [
         [top_eigenpairs(Counted(matrix), 40, rank=4, seed=seed).vectors for seed in (1, 1, 2)],
         [spectral_density(Counted(matrix), 40, probes=2, steps=5, seed=seed).nodes for seed in (1, 1, 2)],
+        [xdiag(Counted(matrix), 40, products=8, seed=seed).values for seed in (1, 1, 2)],
         [rows_of(root, sketch=4, probes=3, seed=seed).values for seed in (1, 1, 2)],
     ]
     assert torch.equal(before, torch.get_rng_state())
@@ -186,6 +249,7 @@ def test_seeds_repeat_and_leave_the_global_generator() -> None:
 def test_nan() -> None:
     root = decaying()
     for call in (
+        lambda: xdiag(lambda rows: rows * math.nan, 9, products=4),
         lambda: row_squares_estimate(lambda x: x @ root.mT * math.nan, lambda y: y @ root, shape=(40, 60), sketch=2, probes=2),
         lambda: row_squares_estimate(lambda x: x @ root.mT, lambda y: y @ root / 0.0, shape=(40, 60), sketch=2, probes=2),
     ):
@@ -199,6 +263,14 @@ def test_bad_input() -> None:
     for name in ("sketch", "probes"):
         with pytest.raises(ArgumentError, match=name):
             rows_of(root, **{"sketch": 3, "probes": 3, name: 0})
+    with pytest.raises(ArgumentError, match="at least 4"):
+        xdiag(torch.clone, 9, products=3)
+    with pytest.raises(ArgumentError, match="products"):
+        xdiag(torch.clone, 9, products=0)
+    with pytest.raises(ArgumentError, match="size"):
+        xdiag(torch.clone, 0, products=4)
+    with pytest.raises(ShapeError):
+        xdiag(lambda rows: rows[:, 1:], 9, products=4)
     with pytest.raises(ShapeError):
         row_squares_estimate(lambda x: x @ root.mT, lambda y: y @ root, shape=(40, 59), sketch=3, probes=3)
     with pytest.raises(ShapeError):
