@@ -157,7 +157,7 @@ class JacobianRoot(Root):
         """J t, for s changes of the parameters."""
         step = max(1, _POINTS // self.grid.size)
         parts = (slice(start, start + step) for start in range(0, len(self.inputs), step))
-        return torch.cat([self._selected(part)._forward(tangents) for part in parts], dim=1)
+        return torch.cat([self.select(part)._forward(tangents) for part in parts], dim=1)
 
     def transposed_product(self, values: Float[Tensor, "s n c p"]) -> Float[Tensor, "s k"]:
         """Apply the transpose of the joint map."""
@@ -211,7 +211,6 @@ class JacobianRoot(Root):
     def marginal(self, index: int) -> Root:
         """The square marginal root of one sample, if its rows are cached."""
         single = self.select(slice(index, index + 1))
-        assert isinstance(single, JacobianRoot)
         _, channels, points, rank = single.shape
         if rank <= channels * points or not single.keeps_rows(channels * self.grid.size):
             return single
@@ -242,9 +241,11 @@ class JacobianRoot(Root):
         """Remember the factors."""
         return self._derived(self.rows_cache, recorded=self.recorded.scale(factors))
 
-    def select(self, index: slice | Tensor) -> Root:
+    def select(self, index: slice | Tensor) -> JacobianRoot:
         """Select inputs and their recorded updates."""
-        return self._selected(index)
+        inputs, query = self.inputs[index], None if self.query is None else self.query.select(index)
+        rows_cache = self.rows_cache and self.rows_cache[index]
+        return self._derived(rows_cache, inputs=inputs, query=query, recorded=self.recorded[index])
 
     def dense(self) -> Float[Tensor, "n c p k"]:
         """Form the root, with min(rows, columns) passes per input.
@@ -278,13 +279,8 @@ class JacobianRoot(Root):
     def singles(self) -> Iterator[JacobianRoot]:
         """The root of each input."""
         for index in range(len(self.inputs)):
-            single = self._selected(slice(index, index + 1))
+            single = self.select(slice(index, index + 1))
             yield single._derived(single.rows_cache, recorded=self.recorded[index])
-
-    def _selected(self, index: slice | Tensor) -> JacobianRoot:
-        inputs, query = self.inputs[index], None if self.query is None else self.query.select(index)
-        rows_cache = self.rows_cache and self.rows_cache[index]
-        return self._derived(rows_cache, inputs=inputs, query=query, recorded=self.recorded[index])
 
     def _derived(self, rows_cache: KeptRows | None, **changes: Any) -> JacobianRoot:
         """A root with other inputs or maps, and the rows kept for those inputs."""
