@@ -100,10 +100,6 @@ class Statistics:
         squares = self.squares * first.square() + added.squares * second.square() + between
         return Statistics(count=count, units=units, means=means, squares=squares)
 
-    def update(self, field: Field) -> Statistics:
-        """Those of these samples and more."""
-        return self.merge(Statistics.of(field))
-
     def over_processes(self) -> Statistics:
         """Those of the samples of all processes of torch.distributed, each of which makes this call.
 

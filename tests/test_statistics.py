@@ -51,7 +51,7 @@ def test_parts_merge_to_the_whole(cuts: list[int]) -> None:
     parts = [FIELD[slice(*ends)] for ends in pairwise([0, *sorted(cuts), 23])]
     total = Statistics.empty(3)
     for part in parts:
-        total = total.update(part)
+        total = total.merge(Statistics.of(part))
     assert total.count == 23
     for found in (total, Statistics.merged(Statistics.of(part) for part in parts)):
         torch.testing.assert_close(found.mean, Statistics.of(FIELD).mean, rtol=1e-13, atol=0.0)

@@ -314,7 +314,7 @@ def test_scattered_points_and_single_precision(structure: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     "grid",
     [
-        Grid.uniform((8, 7), lengths=(0.1, 2.0), periodic=(True, False), endpoint=False, origin=(-1.0, 1 / 3)),
+        Grid.uniform((8, 7), lengths=(1.0, 0.1), periodic=(True, False), endpoint=False, origin=(-1.0, 1 / 3)),
         Grid.latlon([-60.0, -30.0, 0.0, 30.0, 60.0], [0.0, 60.0, 120.0, 180.0, 240.0, 300.0], latitude_first=False),
     ],
 )

@@ -279,8 +279,8 @@ class JacobianRoot(Root):
     def singles(self) -> Iterator[JacobianRoot]:
         """The root of each input."""
         for index in range(len(self.inputs)):
-            part = self.select(slice(index, index + 1))
-            yield self._derived(part.rows_cache, inputs=part.inputs, query=part.query, recorded=self.recorded[index])
+            single = self.select(slice(index, index + 1))
+            yield single._derived(single.rows_cache, recorded=self.recorded[index])
 
     def _derived(self, rows_cache: KeptRows | None, **changes: Any) -> JacobianRoot:
         """A root with other inputs or maps, and the rows kept for those inputs."""

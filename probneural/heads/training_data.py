@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
 from probneural.checks import cast, check_finite, check_scale, check_variances, real_tensor
@@ -113,10 +113,6 @@ class TrainingData:
     def batches(self, size: int) -> Iterator[FieldPairs]:
         """Read this rank's pairs in chunks of `size`."""
         return batches(self.pairs, size)
-
-    def some(self, count: int) -> FieldPairs:
-        """Read the first few of this rank's pairs."""
-        return self.pairs[: min(count, len(self.pairs))]
 
     def evenly_spread(self, count: int) -> FieldPairs:
         """Read a few of this rank's pairs, evenly spaced, including the first and the last."""
@@ -310,6 +306,23 @@ def _warn_of_training(operator: object, old: TrainingRecord | None, new: Trainin
 def check_predicted(values: Tensor) -> None:
     """Raise a DataError if an operator's outputs on training inputs are not finite."""
     check_finite(values, "outputs of the operator", remedy="it has diverged, or its weights are not finite: train it anew")
+
+
+def residuals_from(predicted: Float[Tensor, "b c *grid"], outputs: Float[Tensor, "b c *grid"]) -> Float64[Tensor, "b c *grid"]:
+    """Outputs minus predictions of an operator, in float64.
+
+    Raises:
+        DataError: If predictions are not finite.
+        ShapeError: If their shape is another one.
+    """
+    if predicted.shape != outputs.shape:
+        raise ShapeError(
+            expected=f"an operator with outputs {tuple(outputs.shape)}",
+            got=str(tuple(predicted.shape)),
+            remedy="check its channels",
+        )
+    check_predicted(predicted)
+    return outputs.to(torch.float64) - predicted.to(torch.float64)
 
 
 def in_memory(source: FieldSource) -> Field:

@@ -19,7 +19,7 @@ from probneural.checks import assign, check_flag, check_instance, check_integer,
 from probneural.contexts import GLOBAL_GENERATORS, copy_for_call, undisturbed
 from probneural.curvature.jacobian_root import VarianceEstimation
 from probneural.curvature.products.functions import gauss_newton_vector_product
-from probneural.curvature.weights import DiagonalWeights, WeightRoot
+from probneural.curvature.weights import DiagonalWeights
 from probneural.errors import ArgumentError, ConvergenceWarning, warn
 from probneural.fields import evaluate
 from probneural.heads.laplace.laplace import VARIATIONAL, Laplace, LaplacePredictor
@@ -79,11 +79,6 @@ class NetworkTarget:
         )
         return cls(problem, fitted, min(batch_size, problem.data.functions))
 
-    @property
-    def root(self) -> WeightRoot:
-        """R of the Gaussian approximation's covariance R R^T."""
-        return self.laplace.weights
-
     @cached_property
     def centre(self) -> Float64[Tensor, " P"]:
         """The trained weights."""
@@ -105,7 +100,7 @@ class NetworkTarget:
         problem = self.problem
         batch = problem.data.pairs[rows]
         weights = problem.layout.unflatten(vector.to(problem.vector))
-        predicted = evaluate(copy_for_call(problem.operator, weights), batch.inputs, problem.query)
+        predicted = evaluate(copy_for_call(problem.operator, weights), batch.inputs, problem.data.query)
         residuals = batch.outputs.values.to(torch.float64) - predicted.to(torch.float64)
         squares = (residuals.flatten(2).square() * self._weights).sum()
         fraction = problem.data.functions / len(batch)
@@ -124,14 +119,14 @@ class NetworkTarget:
 
         It is 1 if the Gaussian approximation is exact. Power iteration approaches it from below.
         """
-        problem, generator = self.problem, stream(0, "stiffest direction")
-        direction = torch.randn(self.root.rank, generator=generator, dtype=torch.float64, device="cpu").to(self.centre)
+        problem, root, generator = self.problem, self.laplace.weights, stream(0, "stiffest direction")
+        direction = torch.randn(root.rank, generator=generator, dtype=torch.float64, device="cpu").to(self.centre)
         for _ in range(iterations):
             # x <- R^T (G + diag tau) R x / |x|
-            weights = self.root.product((direction / direction.norm())[None]).to(problem.vector)
+            weights = root.product((direction / direction.norm())[None]).to(problem.vector)
             likelihood = gauss_newton_vector_product(problem.curvature, problem.vector, weights)
             product = likelihood.to(torch.float64) + self.prior_precision * weights
-            direction = self.root.transposed_product(product)[0].to(torch.float64)
+            direction = root.transposed_product(product)[0].to(torch.float64)
         return float(direction.norm())
 
 
@@ -248,7 +243,7 @@ class _Coordinates:
     def __init__(self, target: NetworkTarget) -> None:
         self.target = target
         self.free = torch.nonzero(target.prior_precision > 0)[:, 0]
-        generator, root = stream(0, "weight units"), target.root
+        generator, root = stream(0, "weight units"), target.laplace.weights
         total = torch.zeros_like(target.centre)
         for _ in range(_DRAWS // _AT_ONCE):
             drawn = torch.randn(_AT_ONCE, root.rank, generator=generator, dtype=torch.float64, device="cpu")

@@ -17,17 +17,17 @@ from probneural.curvature.problem import CurvatureProblem, Minibatches, Quadratu
 from probneural.curvature.products.functions import gauss_newton_vector_product
 from probneural.curvature.products.linearisation import Linearisation, gauss_newton_term
 from probneural.curvature.rows import GaussNewtonRows
-from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.errors import ArgumentError, DataError
 from probneural.fields import evaluate
 from probneural.grids import Grid
 from probneural.heads.evidence import Evidence, LayeredEvidence
 from probneural.heads.training_data import (
     ResidualSums,
     TrainingData,
-    check_predicted,
     given_noise,
     given_per_channel,
     given_precision,
+    residuals_from,
     training_data,
 )
 from probneural.pairs import FieldPairs
@@ -74,11 +74,6 @@ class WeightProblem:
         return self.layout.flatten(dict(self.operator.named_parameters()))
 
     @property
-    def query(self) -> Grid | None:
-        """Grid of the outputs if it differs from the inputs', else None."""
-        return self.data.query
-
-    @property
     def precision(self) -> Float64[Tensor, " c"]:
         """Precision of each channel at noise scale 1, per physical unit squared."""
         return self.effective_observations.to(self.variance_unit) / self.variance_unit
@@ -94,14 +89,9 @@ class WeightProblem:
         return float(self.effective_observations.sum()) * self.data.functions
 
     @property
-    def grid(self) -> Grid:
-        """Grid of the outputs."""
-        return self.data.grid
-
-    @property
     def weights(self) -> Float64[Tensor, "*n c p"]:
         """Curvature of the negative log likelihood at noise scale 1 in each output value; one per sample on meshes."""
-        return QuadratureGaussian.of(self.grid, self.precision).weights
+        return QuadratureGaussian.of(self.data.grid, self.precision).weights
 
     @property
     def prior_std(self) -> Float64[Tensor, " P"]:
@@ -168,7 +158,7 @@ class WeightProblem:
             self.data.inputs,
             layout=self.layout,
             likelihood=QuadratureGaussian(self.weights),
-            grid=self.query,
+            grid=self.data.query,
             batches=Minibatches(is_sharded=self.data.is_sharded),
         )
 
@@ -184,7 +174,7 @@ class WeightProblem:
         data = self.data.with_inputs_of(torch.float64)
         try:
             with torch.no_grad():
-                evaluate(operator, data.inputs[:1], self.query)
+                evaluate(operator, data.inputs[:1], self.data.query)
         except (RuntimeError, DataError):  # it creates tensors of a fixed dtype
             return self
         return replace(self, operator=operator, data=data)
@@ -204,7 +194,7 @@ class WeightProblem:
     @cached_property
     def _linearisation(self) -> Linearisation | None:
         """Whether the problem is large, so that tracing saves time over a few hundred products."""
-        work = self.data.functions * self.grid.size * self.layout.size
+        work = self.data.functions * self.data.grid.size * self.layout.size
         return Linearisation(self.curvature, self.vector, term=gauss_newton_term) if work > _TRACED else None
 
     def residuals(self) -> Iterator[tuple[CurvatureProblem, Float64[Tensor, "b c p"]]]:
@@ -213,7 +203,7 @@ class WeightProblem:
             batch = self.data.pairs[rows]
             likelihood = self.curvature.likelihood.select(rows)
             part = replace(self.curvature, inputs=batch.inputs, likelihood=likelihood, batches=Minibatches())
-            yield part, residuals_of(self.operator, batch, self.query).flatten(2)
+            yield part, residuals_of(self.operator, batch, self.data.query).flatten(2)
 
     def rows(self, *, probes: int | None = None, seed: int = 0) -> Callable[[], Iterator[Float[Tensor, "r P"]]]:
         """Rows of the Gauss-Newton matrix, whitened by the prior, of this rank's samples."""
@@ -221,7 +211,7 @@ class WeightProblem:
             self.operator,
             self.layout,
             inputs=self.data.inputs,
-            query=self.query,
+            query=self.data.query,
             weights=self.weights,
             prior_std=None if self.prior is None else self.prior_std,
             probes=probes,
@@ -292,15 +282,7 @@ def residuals_of(operator: nn.Module, batch: FieldPairs, query: Grid | None) -> 
         ShapeError: If the operator's outputs do not fit the data's.
         DataError: If one is not finite.
     """
-    predicted = evaluate(operator, batch.inputs, query)
-    if predicted.shape != batch.outputs.values.shape:
-        raise ShapeError(
-            expected=f"an operator with outputs {tuple(batch.outputs.values.shape)}",
-            got=str(tuple(predicted.shape)),
-            remedy="check its channels",
-        )
-    check_predicted(predicted)
-    return batch.outputs.values.to(torch.float64) - predicted.to(torch.float64)
+    return residuals_from(evaluate(operator, batch.inputs, query), batch.outputs.values)
 
 
 def _prior(

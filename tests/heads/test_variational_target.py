@@ -56,7 +56,7 @@ def test_mean_over_batches_is_the_energy_of_all_data() -> None:
 
 def test_largest_curvature_is_that_of_the_dense_matrix() -> None:
     target = NetworkTarget.of(linear(), DATA, laplace=DIAGONAL, batch_size=4)
-    root = target.root.dense()
+    root = target.laplace.weights.dense()
     expected = float(torch.linalg.eigvalsh(root.mT @ exact()[1] @ root)[-1])
     assert target.largest_curvature(iterations=60) == pytest.approx(expected, rel=1e-6)
     full = NetworkTarget.of(linear(), DATA, laplace=Laplace("full", **GIVEN), batch_size=4)

@@ -115,15 +115,12 @@ class ConditionedPredictor(Predictor):
 
     def _measured(self, u: GaussianField) -> Latent:
         """The posterior of the latent given the measurements, for any other inputs, which follow the measured ones."""
-        latent = u.condition(self._functional, self.values.to(u.mean.device), noise=self.measurement_noise).latent
+        functional = MatrixFunctional(self.grid, self.matrix)
+        latent = u.condition(functional, self.values.to(u.mean.device), noise=self.measurement_noise).latent
         assert latent.shift is not None
         assert latent.transform is not None
         update = LowRankUpdate(latent.transform.directions.detach(), latent.transform.factors.detach())
         return replace(latent, shift=latent.shift.detach(), transform=update)
-
-    @property
-    def _functional(self) -> MatrixFunctional:
-        return MatrixFunctional(self.grid, self.matrix)
 
     def _description(self) -> str:
         """Description: number of measurements, and the inner predictor."""

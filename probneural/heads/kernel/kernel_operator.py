@@ -249,6 +249,7 @@ class KernelOperator:
         input_components, output_components = components["inputs"], components["outputs"]
         points, std = input_components.scores(inputs), output_components.std
         values = output_components.scores(outputs) / std
+        most = self.inducing_points or (len(inputs) if len(inputs) <= _EXACT else _INDUCING)
         processes, evidence, converged, evaluations = [], 0.0, True, 0
         noise = left_out(outputs, output_components, groups=getattr(pairs.pairs, "groups", None))
         fitted: Fitted | None = None
@@ -262,7 +263,7 @@ class KernelOperator:
                 iterations=self.iterations,
                 like=fitted.vector if fitted is not None else None,
             )
-            fitted = search.run(inducing_points=self._inducing_points(len(inputs)))
+            fitted = search.run(inducing_points=None if most >= len(inputs) else most)
             process = fitted.process.scaled(std[start:end])
             processes.append(process)
             noise = noise + process.nugget * process.amplitude.square() @ output_components.mean_squares()[start:end]
@@ -279,11 +280,6 @@ class KernelOperator:
             report={"converged": float(converged), "evaluations": float(evaluations)},
             precision="single" if inputs.dtype == torch.float32 else "double",
         )
-
-    def _inducing_points(self, count: int) -> int | None:
-        """How many points carry the posterior of so many pairs; None for all of them."""
-        most = self.inducing_points or (count if count <= _EXACT else _INDUCING)
-        return None if most >= count else most
 
 
 def _edges(count: int, groups: int) -> list[tuple[int, int]]:

@@ -37,24 +37,9 @@ from probneural.randomness import check_seed, stream
 from probneural.registry import stored
 
 
-@dataclass(frozen=True, eq=False)
-class Update:
-    """A weight posterior after conditioning on new data.
-
-    Attributes:
-        weights: The new root.
-        shift: Mean weights minus trained weights, `(P,)`, float64.
-        log_evidence: Increment of the log evidence, in nats: log p(new | old).
-        next_value: Whitened precision along the first direction that a low-rank root omits; 0 for a dense root.
-    """
-
-    weights: DenseWeights | LowRankWeights
-    shift: Float64[Tensor, " P"]
-    log_evidence: float
-    next_value: float
-
-
-def update(problem: WeightProblem, root: DenseWeights | LowRankWeights, *, shift: Float64[Tensor, " P"] | None) -> Update:
+def update(
+    problem: WeightProblem, root: DenseWeights | LowRankWeights, *, shift: Float64[Tensor, " P"] | None
+) -> tuple[DenseWeights | LowRankWeights, Float64[Tensor, " P"], float, float]:
     """Condition a posterior on the pairs of a problem: see `LaplacePredictor.update`.
 
     With new rows J, noise S and residuals r at the old mean, the covariance becomes C' = (C^-1 + J^T S^-1 J)^-1, the mean
@@ -65,6 +50,10 @@ def update(problem: WeightProblem, root: DenseWeights | LowRankWeights, *, shift
         problem: The new pairs, with the noise of the posterior.
         root: Root of the posterior's covariance.
         shift: Its mean minus the trained weights.
+
+    Returns:
+        Root of the new covariance; its mean minus the trained weights, `(P,)`; log evidence of the new pairs given the old,
+        in nats; and the whitened precision along the first direction that a low-rank root omits, 0 for a dense root.
     """
     old = torch.zeros_like(problem.vector) if shift is None else shift.to(problem.vector)
     gradient, squares = _misfit(problem, old)
@@ -72,7 +61,7 @@ def update(problem: WeightProblem, root: DenseWeights | LowRankWeights, *, shift
     step = weights.product(weights.transposed_product(gradient[None]))[0].to(torch.float64)
     explained = squares - float(gradient @ step)
     gain = -0.5 * (problem.observations * math.log(2 * math.pi) + log_ratio + explained) - problem.offset
-    return Update(weights=weights, shift=old.to(torch.float64) + step, log_evidence=gain, next_value=next_value)
+    return weights, old.to(torch.float64) + step, gain, next_value
 
 
 @torch.no_grad()
@@ -369,20 +358,20 @@ class LaplacePredictor(Predictor):
             # at most one observation per point of a coarse grid
             effective_observations=self.effective_observations.clamp_max(float(check_dataset(data).outputs.grid.size)),
         )
-        result = update(problem, self.weights, shift=self.shift)
+        weights, shift, gain, next_value = update(problem, self.weights, shift=self.shift)
         report = dict(self.report)
-        if isinstance(result.weights, LowRankWeights):
+        if isinstance(weights, LowRankWeights):
             # omitted curvature of the old data and that of the new span may add up along one direction
-            report |= {"rank": float(len(result.weights.factors)), "next_ratio": report["next_ratio"] + result.next_value}
+            report |= {"rank": float(len(weights.factors)), "next_ratio": report["next_ratio"] + next_value}
         predictor = LaplacePredictor(
             operator=self.operator,
             layout=self.layout,
-            weights=result.weights,
-            summary=replace(self.summary, log_evidence=self.log_evidence + result.log_evidence, report=report),
+            weights=weights,
+            summary=replace(self.summary, log_evidence=self.log_evidence + gain, report=report),
             domain=self.domain,
             in_channels=self.in_channels,
             variance_estimation=self.variance_estimation,
-            shift=result.shift,
+            shift=shift,
         )
         return with_records(predictor, self.trained_on, record_of(data))
 

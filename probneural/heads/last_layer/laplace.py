@@ -16,7 +16,6 @@ from probneural.distributions import FeatureRoot, FieldDistribution, GaussianFie
 from probneural.distributions.latent import digest
 from probneural.distributions.predictors.base import with_records
 from probneural.distributions.roots.lazy import HELD_ELEMENTS, LazyFeatureRoot
-from probneural.errors import ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.heads.last_layer.readout import VERIFIED, Readout, find_readout
@@ -28,6 +27,7 @@ from probneural.heads.training_data import (
     given_per_channel,
     given_precision,
     recorded,
+    residuals_from,
     training_data,
 )
 from probneural.heads.weight_posterior import weight_posterior
@@ -183,14 +183,8 @@ def statistics(
     sums: ResidualSums | None = None
     for batch in data.batches(max(1, _BATCH_ELEMENTS // (data.grid.size * features))):
         values, rows = split.evaluate(batch.inputs, data.query)
-        if values.shape != batch.outputs.values.shape:
-            raise ShapeError(
-                expected=f"an operator with outputs {tuple(batch.outputs.values.shape)}",
-                got=str(tuple(values.shape)),
-                remedy="check its channels",
-            )
+        residuals = residuals_from(values, batch.outputs.values)
         sums = ResidualSums(data, channels=channels, unit=unit) if sums is None else sums
-        residuals = batch.outputs.values.to(torch.float64) - values.to(torch.float64)
         grid = batch.outputs.grid
         sums.add(residuals, grid=grid)
         flat, weights = rows.to(torch.float64), grid.sample_weights.to(data.outputs.device)
