@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -41,6 +41,7 @@ def takes_inputs(loss: Loss) -> bool:
         return False
 
 
+@runtime_checkable
 class BalancedLoss(Protocol):
     """A loss of several terms whose weights `pn.fit` chooses, such as `pn.physics.ResidualLoss`."""
 

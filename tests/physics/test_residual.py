@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import probneural as pn
 from probneural.calibration import VarianceScale
 from probneural.distributions import DenseRoot, GaussianField, Latent
 from probneural.errors import ArgumentError, DataError, DataWarning, GridError, ShapeError
@@ -241,3 +242,19 @@ def test_constraints_are_at_a_sub_grid(shape: tuple[int, ...], points: int, alon
 def test_refusals(call: Callable[[], object], words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
         call()
+
+
+def test_a_residual_trains_scores_and_corrects_in_one_program() -> None:
+    """The physics program of the design, on a grid of time and space."""
+    problem = pn.problems.Burgers(viscosity=0.05, random_field=pn.problems.GaussianRandomField(1, 4))
+    times = [step / 8 for step in range(1, 9)]
+    train, test = (problem.trajectory(12, times=times, resolution=16, seed=seed).space_time() for seed in (0, 1))
+    model = FNO(1, 1, modes=(3, 4), width=4, depth=2, periodic=(False, True), seed=0)
+    residual = pn.physics.Residual(pn.physics.equations.Burgers(viscosity=0.05))
+    pn.fit(model, train, loss=residual.loss(weight="balanced"), epochs=2, show_progress=False)
+    u = LastLayerLaplace().fit(model, train)(test.inputs)
+    v = residual.correct(u, steps=2, modes=8)
+    before, after = (pn.metrics.residual(field, residual, draws=2) for field in (u, v))
+    assert before.draws.shape == (2, 12)
+    assert float(after.mean.mean()) < 0.5 * float(before.mean.mean())
+    torch.testing.assert_close(v.mean[:, :, 0], u.mean[:, :, 0], rtol=0, atol=2e-3)  # no initial condition: held
