@@ -30,7 +30,7 @@ from probneural.errors import ArgumentError, GridError
 from probneural.fields import Field, check_field
 from probneural.forecasts.observations import Observation, ObservedNumbers, by_lead, observed_numbers, update
 from probneural.grids import Grid, check_grid
-from probneural.randomness import check_seed
+from probneural.randomness import check_seed, stream_seed
 
 Step = Callable[[Tensor], Tensor]
 """Leads from states `(n, c, *grid)` to the next ones: an operator, a solver, or any other function."""
@@ -110,7 +110,7 @@ class FunctionMembers:
 
     def starts(self) -> Float[Tensor, "s n c *grid"]:
         """The states at lead 0."""
-        drawn = drawn_starts(self.initial, count=self.count, seed=self.seed, name="filter starts")
+        drawn = drawn_starts(self.initial, [stream_seed(self.seed, "filter starts", member) for member in range(self.count)])
         return drawn.to(self.start.values)
 
     def step(self, window: Float[Tensor, "s n c *grid"], lead: int) -> Float[Tensor, "s n c *grid"]:

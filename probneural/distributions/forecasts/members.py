@@ -160,7 +160,8 @@ class Members:
         states = self.start.values[:, : self.history * self.channels]
         if self.initial is None:
             return states.expand(self.count, *states.shape)
-        return drawn_starts(self.initial, count=self.count, seed=self.seed, name="roll-out starts").to(states)
+        seeds = [stream_seed(self.seed, "roll-out starts", member) for member in range(self.count)]
+        return drawn_starts(self.initial, seeds).to(states)
 
     def step(self, window: Float[Tensor, "s n hc *grid"], lead: int) -> Float[Tensor, "s n c *grid"]:
         """The states at a lead, from those before it.
@@ -232,11 +233,11 @@ class Members:
         return torch.cat([constant, values.to(constant).expand(shape)], dim=1)
 
 
-def drawn_starts(initial: FieldDistribution, *, count: int, seed: int, name: str) -> Float[Tensor, "s n c *grid"]:
-    """One state per member: the samples of an ensemble of as many equal members, or else draws from the named random stream."""
-    if isinstance(initial, EmpiricalField) and len(initial.weights) == count and initial.has_equal_weights:
+def drawn_starts(initial: FieldDistribution, seeds: Sequence[int]) -> Float[Tensor, "s n c *grid"]:
+    """One state per member: the samples of an ensemble of as many equal members, or else draws of the seeds."""
+    if isinstance(initial, EmpiricalField) and len(initial.weights) == len(seeds) and initial.has_equal_weights:
         return initial.samples.detach()
-    return torch.stack([initial.rsample(seed=stream_seed(seed, name, member)) for member in range(count)])
+    return torch.stack([initial.rsample(seed=seed) for seed in seeds])
 
 
 @undisturbed()
