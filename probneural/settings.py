@@ -40,7 +40,7 @@ Level = Annotated[float, functools.partial(check_real, above=0.0, below=1.0)]
 """A number between 0 and 1, both excluded."""
 Fraction = Annotated[float, functools.partial(check_real, least=0.0, most=1.0)]
 """A number from 0 to 1."""
-Share = Annotated[float, functools.partial(check_real, least=0.0, below=1.0)]
+ProperFraction = Annotated[float, functools.partial(check_real, least=0.0, below=1.0)]
 """A number from 0 to 1, 1 excluded."""
 
 _Check = Callable[[Any, str], Any]

@@ -688,7 +688,7 @@ def _coordinates(points: Tensor | Sequence[Sequence[float]]) -> Float64[Tensor, 
     return where
 
 
-def _padded(parts: Sequence[Tensor], number: float) -> Tensor:
+def _padded(parts: Sequence[Tensor], number: int) -> Tensor:
     """Tensors `(p_i, ...)` as one `(n, p, ...)`, padded at the end."""
     return torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True, padding_value=number)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,6 +24,7 @@ from probneural.distributions.roots.base import Root
 from probneural.distributions.roots.sums import CorrectedRoot
 from probneural.errors import DataError, ShapeError, UnsupportedError
 from probneural.fields import Field, check_field
+from probneural.fingerprints import identity_of
 from probneural.grids import Grid
 from probneural.physics.conditions import held_misfit
 
@@ -96,7 +98,8 @@ def corrected(u: FieldDistribution, residual: Residual, *, inputs: Field | None,
         return CorrectedRoot.of(root, -columns.to(root.like), root.pull(rows.to(root.like)).to(torch.float64))
 
     discrepancy = None if u.discrepancy is None else mapped(u.discrepancy)
-    latent = replace(u.latent, id=f"{u.latent.id}~corrected", source=u.latent.key)
+    map_name = hashlib.blake2b(identity_of((residual, steps, modes)).encode(), digest_size=8).hexdigest()
+    latent = replace(u.latent, id=f"{u.latent.id}~corrected-{map_name}", source=u.latent.key)
     return inherit(GaussianField(mean, mapped(u.root), latent=latent, grid=u.grid, discrepancy=discrepancy), u)
 
 

@@ -17,7 +17,7 @@ from probneural.grids.mesh import triangulated
 from probneural.pairs import FieldPairs
 from probneural.problems.input_distributions import check_sample_dtype
 from probneural.randomness import check_seed, stream
-from probneural.settings import Count, Index, Settings, Share
+from probneural.settings import Count, Index, ProperFraction, Settings
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class PoissonOnShapes(Settings, Undisturbed):
     _: KW_ONLY
     degree: Index = 3
     terms: Count = 3
-    distortion: Share = 0.6
+    distortion: ProperFraction = 0.6
     boundary_data: bool = False
 
     out_channels = 1

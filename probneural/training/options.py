@@ -24,7 +24,7 @@ from probneural.checks import (
 from probneural.errors import ArgumentError
 from probneural.fingerprints import identity_of
 from probneural.pairs import Dataset, check_dataset
-from probneural.settings import Count, Index, NotNegative, Positive, Settings, Share
+from probneural.settings import Count, Index, NotNegative, Positive, ProperFraction, Settings
 from probneural.training.callbacks import Callback
 
 MakeOptimizer: TypeAlias = Callable[..., torch.optim.Optimizer]
@@ -110,7 +110,7 @@ class Optimization(Settings):
     gradient_clip: Positive | None = None
     accumulation: Count = 1
     precision: Literal["bfloat16", "float16"] | None = None
-    full_precision_tail: Share = 0.0
+    full_precision_tail: ProperFraction = 0.0
     early_stopping: EarlyStopping | None = None
 
     def __post_init__(self) -> None:

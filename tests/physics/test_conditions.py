@@ -160,6 +160,7 @@ def test_boundaries_of_meshes_are_held_as_a_whole() -> None:
         ),
     ],
 )
+@pytest.mark.bad_input
 def test_refusals(call: Callable[[], object], kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         call()

@@ -172,6 +172,7 @@ def test_derivatives() -> None:
         (lambda: ByConstruction(fno(), Dirichlet())(torch.ones(1, 1)), ShapeError, "values of shape"),
     ],
 )
+@pytest.mark.bad_input
 def test_refusals(call: Callable[[], object], kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         call()

@@ -191,6 +191,7 @@ FLAT = Grid.uniform((8, 8)).named(["x", "y"])
         (lambda u: gradient(u.values), Exception, "Field"),
     ],
 )
+@pytest.mark.bad_input
 def test_refusals(call: object, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         call(Field(normal(1, 1, 8, 8), FLAT))  # type: ignore[operator]

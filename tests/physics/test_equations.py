@@ -203,6 +203,7 @@ U = Field(normal(2, 1, 8, 9), GRID)
         (lambda: Residual(equations.Heat(0.1), boundary=[0.0]), ArgumentError, "Dirichlet"),  # type: ignore[list-item]
     ],
 )
+@pytest.mark.bad_input
 def test_refusals(call: Callable[[], object], kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         call()

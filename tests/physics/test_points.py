@@ -161,6 +161,7 @@ SCATTERED = Grid.scattered(MESH.points, torch.ones(MESH.size))
         (lambda: derivatives_at(Constant(), inputs_on(MESH), query=MESH), UnsupportedError, "by autograd"),
     ],
 )
+@pytest.mark.bad_input
 def test_refusals(call: Callable[[], object], kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         call()

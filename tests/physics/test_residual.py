@@ -168,6 +168,7 @@ def test_data_without_labels_are_refused_elsewhere(call: Callable[[], object]) -
         call()
 
 
+@pytest.mark.bad_input
 def test_losses_and_scores_need_labels() -> None:
     for loss in (RelativeL2(), WeightedSum([(1.0, RelativeL2()), (1.0, RESIDUAL.loss(weight=1.0))])):
         with pytest.raises(ShapeError, match="targets"):
@@ -193,7 +194,7 @@ def test_space_time_pairs() -> None:
     assert torch.equal(pairs.outputs.values, torch.cat([start.values[:, :1, None], later.movedim(1, 2)], 2))
     assert torch.equal(pairs.inputs.values, start.values[:, :, None].expand(-1, -1, 4, -1))  # with two parameters
     with pytest.raises(ArgumentError, match="equally spaced"):
-        FieldTrajectories(start, later, times=torch.tensor([0.5, 1.0, 2.0])).space_time()
+        FieldTrajectories(start, later, times=torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)).space_time()
     points = Grid.scattered(GRID.points, torch.ones(16))
     with pytest.raises(GridError, match="uniform"):
         FieldTrajectories(Field(start.values, points), later, times=times).space_time()
@@ -239,6 +240,7 @@ def test_constraints_are_at_a_sub_grid(shape: tuple[int, ...], points: int, alon
         (lambda: RESIDUAL.at(None, GRID, points=0), "points"),
     ],
 )
+@pytest.mark.bad_input
 def test_refusals(call: Callable[[], object], words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
         call()

@@ -160,9 +160,14 @@ class Optimizer:
     ) -> None:
         self.dimension = check_integer(dimension, "dimension")
         plan = LearningPlan(initial=2 * self.dimension + 1, batch=4) if plan is None else plan
-        self.plan = replace(
-            check_instance(plan, LearningPlan, "plan", remedy=_PLAN, error=ArgumentError), candidates=self.propose
-        )
+        check_instance(plan, LearningPlan, "plan", remedy=_PLAN, error=ArgumentError)
+        if plan.candidates is not None:
+            raise ArgumentError(
+                expected="a plan without candidates",
+                got=repr(plan.candidates),
+                remedy="the acquisition function chooses designs: give acquisition=, or use ActiveLearner",
+            )
+        self.plan = replace(plan, candidates=self.propose)
         if isinstance(objective, Functional):
             if functional is not None or objective.size != 1:
                 raise ArgumentError(
@@ -260,18 +265,18 @@ class Optimizer:
             Their inputs.
         """
         number = len(self._learner.history)
-        known = self.evaluations
-        functional = self._reads(known.pairs.outputs.grid)
+        evaluations = self.evaluations
+        functional = self._reads(evaluations.pairs.outputs.grid)
         model = OperatorModel(predictor, encode=self._encode_double, functional=functional)
         seed = stream_seed(self.plan.seed, "next designs", number)
-        count = next_target(self.plan.batch, len(known)) - len(known)
+        count = next_target(self.plan.batch, len(evaluations)) - len(evaluations)
         bounds = torch.tensor([[0.0], [1.0]], dtype=torch.float64).expand(2, self.dimension)
         with torch.no_grad():
             posterior = cast(TorchPosterior, model.posterior(bounds[:1]))
             sampler = get_sampler(posterior, torch.Size([_DRAWS]), seed=seed)
         acquisition = self._acquisition(
             model,
-            known.designs,
+            evaluations.designs,
             objective=GenericMCObjective(_of_samples(self._objective)),
             constraints=list(self._constraints.values()) or None,
             sampler=sampler,
@@ -285,7 +290,7 @@ class Optimizer:
             options={"maxiter": _ITERATIONS, "seed": seed},
             sequential=True,
         )
-        designs = _apart(designs.detach().clamp(0.0, 1.0), known.designs, seed=seed)
+        designs = _distinct(designs.detach().clamp(0.0, 1.0), evaluations.designs, seed=seed)
         self.store.save_tensors(_name(number), {"designs": designs})
         return self._encoded(designs)
 
@@ -297,7 +302,7 @@ class Optimizer:
         return self._encode(designs).to(torch.float64)
 
     def _encoded(self, designs: Float64[Tensor, "n d"]) -> Field:
-        """Inputs of designs, which are found by their keys from now on."""
+        """Inputs of designs, which are stored under the keys of their inputs."""
         with torch.no_grad():
             inputs = check_instance(
                 self._encode(designs), Field, "inputs from encode", remedy="return pn.Field(values, grid)"
@@ -354,11 +359,11 @@ def _values(goal: Goal, numbers: Float64[Tensor, "n m"], name: str) -> Float64[T
     return values.to(torch.float64)
 
 
-def _apart(designs: Tensor, known: Tensor, *, seed: int) -> Tensor:
-    """Designs of which those next to known ones, or to each other, are replaced by random ones."""
+def _distinct(designs: Float64[Tensor, "q d"], evaluated: Float64[Tensor, "n d"], *, seed: int) -> Float64[Tensor, "q d"]:
+    """Designs; those that equal an evaluated one, or each other, are replaced by random ones."""
     sobol = torch.quasirandom.SobolEngine(designs.shape[1], scramble=True, seed=stream_seed(seed, "replaced designs"))
-    result = known
+    result = evaluated
     for design in designs:
         is_near = (result - design).abs().amax(1).min() < _NEAREST
         result = torch.cat([result, sobol.draw(1, dtype=torch.float64) if is_near else design[None]])
-    return result[len(known) :]
+    return result[len(evaluated) :]

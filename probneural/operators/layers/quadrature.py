@@ -41,7 +41,7 @@ class QuadratureConv(FrequencyMixing):
         values: Float[Tensor, "n in p"],
         *,
         analysis: Float[Tensor, "b p k2"],
-        synthesis: Float[Tensor, "b q k2"],
+        synthesis: Float[Tensor, "b2 q k2"],
     ) -> Float[Tensor, "n out q"]:
         """Convolve.
 
@@ -69,7 +69,7 @@ class FourierBasis:
         lengths: Lengths of the box, `(d,)`, in those units.
     """
 
-    def __init__(self, modes: Sequence[int], *, origin: Float64[Tensor, " d"], lengths: Float64[Tensor, " d"]) -> None:
+    def __init__(self, modes: Sequence[int], *, origin: Float[Tensor, " d"], lengths: Float[Tensor, " d"]) -> None:
         self.axes = [torch.tensor([*range(mode), *range(1 - mode, 0)]) for mode in modes[:-1]] + [torch.arange(modes[-1])]
         self.origin, self.lengths = origin.cpu(), lengths.cpu()
 

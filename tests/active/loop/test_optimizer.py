@@ -97,6 +97,11 @@ def test_a_functional_is_an_objective(tmp_path: Path) -> None:
         made(tmp_path / "two", objective=pn.functionals.sensors(GRID, [[0.0], [0.5]]))
 
 
+def test_a_plan_with_candidates_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="a plan without candidates"):
+        made(tmp_path, plan=LearningPlan(initial=4, candidates=lambda predictor: encode(torch.rand(2, 2))))
+
+
 def test_a_dead_simulator_ends_the_loop(tmp_path: Path) -> None:
     def dead(inputs: Field) -> Field:
         raise RuntimeError("no licence")
