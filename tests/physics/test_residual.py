@@ -23,7 +23,18 @@ from probneural.operators import FNO
 from probneural.pairs import FieldPairs
 from probneural.physics import Dirichlet, Residual, equations
 from probneural.physics.residual import ResidualLoss
-from probneural.training import Callback, Checkpoint, DataOptions, RelativeL2, RunOptions, WeightedSum, fit, relative_l2
+from probneural.training import (
+    Callback,
+    Checkpoint,
+    DataOptions,
+    Optimization,
+    RelativeL2,
+    RunOptions,
+    WeightedSum,
+    fit,
+    relative_l2,
+    trainer,
+)
 from probneural.training.balancing import Balance
 from probneural.training.callbacks import History, Progress
 from probneural.trajectories import FieldTrajectories
@@ -260,3 +271,37 @@ def test_a_residual_trains_scores_and_corrects_in_one_program() -> None:
     assert before.draws.shape == (2, 12)
     assert float(after.mean.mean()) < 0.5 * float(before.mean.mean())
     torch.testing.assert_close(v.mean[:, :, 0], u.mean[:, :, 0], rtol=0, atol=2e-3)  # no initial condition: held
+
+
+def test_weights_change_once_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L-BFGS evaluates one loss several times in a step."""
+    calls = {"update": 0, "terms": 0}
+
+    def counted(kind: type, name: str) -> None:
+        method = getattr(kind, name)
+
+        def call(*arguments: object, **options: object) -> object:
+            calls[name] += 1
+            return method(*arguments, **options)
+
+        monkeypatch.setattr(kind, name, call)
+
+    counted(Balance, "update")
+    counted(ResidualLoss, "terms")
+    trained(operator(), PAIRS, loss=RESIDUAL.loss(), optimization=Optimization(optimizer="lbfgs"), epochs=2)
+    assert calls["update"] == 2 < calls["terms"]
+
+
+def test_inputs_alone_are_not_watched_beside_labels() -> None:
+    watched = trainer._split([PAIRS, UNLABELLED], 0.25, 0)[1]
+    assert [(len(part), part.outputs.channels) for part in watched] == [(3, 1)]
+    assert [len(part) for part in trainer._split([UNLABELLED], 0.25, 0)[1]] == [3]
+
+
+def test_rough_solutions_satisfy_conditions_by_construction() -> None:
+    """-u'' = 0 and u = 3 at both ends: u = 3."""
+    inputs = Field(torch.zeros(2, 1, 16), GRID)
+    constructed = pn.physics.ByConstruction(operator(), Dirichlet(3.0))
+    solutions = Residual(equations.Poisson()).loss().approximate(constructed, inputs, GRID)
+    assert solutions is not None
+    torch.testing.assert_close(solutions.values, torch.full((2, 1, 16), 3.0), rtol=0, atol=1e-4)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from botorch.acquisition.logei import qLogNoisyExpectedImprovement
 from torch import Tensor
 
 import probneural as pn
@@ -73,6 +74,23 @@ def test_constraints_hold_at_the_best_design(tmp_path: Path) -> None:
     )
     with pytest.raises(DataError, match="a feasible design"):
         _ = nowhere.best
+
+
+def test_the_acquisition_function_gets_objective_constraints_and_evaluated_designs(tmp_path: Path) -> None:
+    received: dict[str, Any] = {}
+
+    def acquisition(model: Any, baseline: Tensor, **options: Any) -> Any:
+        received.update(baseline=baseline, **options)
+        return qLogNoisyExpectedImprovement(model, X_baseline=baseline, **options)
+
+    def amplitude(numbers: Tensor) -> Tensor:
+        return numbers.abs().amax(-1) - 0.25
+
+    result = made(tmp_path, acquisition=acquisition, constraints={"amplitude": amplitude}).run(evaluations=6)
+    assert torch.equal(received["baseline"], result.designs[:4])
+    assert received["constraints"] == [amplitude]
+    numbers = result.pairs.outputs.values.flatten(1)
+    torch.testing.assert_close(received["objective"](numbers), result.objective)
 
 
 def test_asking_and_telling_equals_running(tmp_path: Path) -> None:
