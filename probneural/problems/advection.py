@@ -9,12 +9,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from probneural.errors import ArgumentError
 from probneural.grids import Grid
 from probneural.problems.base import Evolution, GaussianInputProblem, Problem
+from probneural.problems.input_distributions import InputDistribution, UniformParameters
 from probneural.settings import Positive
 
 _AT_A_JUMP = 1e-12
-"""Least value of a field, in standard deviations, that counts as zero, so that rounding selects no sign."""
+"""Largest distance of a point from a jump that is treated as zero, so that rounding does not select a side."""
 
 _OFF_GRID = 1.0371
 """Factor of the speed shift: no usual grid has the resulting displacement as a multiple of its spacing."""
@@ -24,12 +26,14 @@ _OFF_GRID = 1.0371
 class Advection(Evolution, GaussianInputProblem):
     """Initial state to state at time t of ∂u/∂t + c ∂u/∂x = 0, periodic on [0, 1): u(x, t) = u₀(x − ct).
 
-    The distribution of u₀ is one of two:
+    The distribution of u₀ is one of three:
 
     * `"smooth"`: a Gaussian random field g.
     * `"sign"`: −1 + 2·1{g ≥ 0}; after de Hoop et al. (2022) with time 0.5, τ = 3 and α = 2, where g is cut at `modes` here.
+    * `"square"`: h·1{|x − c| < w/2}, h ~ U[1, 2], w ~ U[0.3, 0.6], c ~ U[0.3, 0.7]; case I of Lu et al. (2022).
 
-    The sign of a field that vanishes, to 1e-12 of its standard deviation, is +1.
+    A square is closed on its left and open on its right: at a jump u₀ takes the value to the right of it, and a node closer
+    than 1e-12 to a jump counts as on it. The sign of a field that vanishes is +1.
 
     `sample` evaluates u₀ at x − ct, so jumps sit where they belong on any grid. `solve` knows nodal values only and
     translates their trigonometric interpolant: exact for smooth states, and for any state where ct is a multiple of the
@@ -45,14 +49,15 @@ class Advection(Evolution, GaussianInputProblem):
         initial: Name of the distribution of u₀.
         random_field: Distribution of g, see [`GaussianRandomField`][probneural.problems.GaussianRandomField];
             by default GRF(25, 5, 2) with 31 modes.
-        design_dim: Coordinates of the design space, at most 2K.
+        design_dim: Coordinates of the design space, at most 2K for g, 3 for a square (h, w, c).
 
     Raises:
-        ArgumentError: If an argument is out of range.
+        ArgumentError: If an argument is out of range, or a random field is given for a square.
 
     Reference:
-        De Hoop, Huang, Qian and Stuart (2022), The cost-accuracy trade-off in operator learning with neural networks, the
-        advection problem; used again by Batlle et al. (2024), Kernel methods are competitive for operator learning.
+        Lu et al. (2022), A comprehensive and fair comparison of two neural operators, the advection problem. De Hoop, Huang,
+        Qian and Stuart (2022), The cost-accuracy trade-off in operator learning with neural networks, the advection problem;
+        used again by Batlle et al. (2024), Kernel methods are competitive for operator learning.
 
     Examples:
         >>> pairs = Advection(time=0.25, initial="sign").sample(3, resolution=64, seed=0)
@@ -66,12 +71,28 @@ class Advection(Evolution, GaussianInputProblem):
     speed: Positive = 1.0
     _: KW_ONLY
     time: Positive = 0.5
-    initial: Literal["smooth", "sign"] = "smooth"
+    initial: Literal["smooth", "sign", "square"] = "smooth"
     design_dim: int = 3
 
+    def __post_init__(self) -> None:
+        """Check that squares have no random field."""
+        if self.initial == "square" and self.random_field is not None:
+            raise ArgumentError(
+                expected="no random_field for initial states 'square'", got=repr(self.random_field), remedy="drop it"
+            )
+        super().__post_init__()
+
+    @property
+    def input_distribution(self) -> InputDistribution:
+        """A Gaussian random field, or height, width and centre of a square."""
+        return UniformParameters((1.0, 0.3, 0.3), (2.0, 0.6, 0.7)) if self.initial == "square" else self._field
+
     def shifts(self) -> dict[str, Problem]:
-        """`"speed"`, a displacement that is no multiple of usual spacings; `"roughness"`; of smooth states `"amplitude"`."""
-        shifts = super().shifts() | {"speed": replace(self, speed=_OFF_GRID * self.speed)}
+        """`"speed"`, no multiple of usual spacings; of fields and signs `"roughness"`; of smooth states `"amplitude"`."""
+        speed: dict[str, Problem] = {"speed": replace(self, speed=_OFF_GRID * self.speed)}
+        if self.initial == "square":
+            return speed
+        shifts = super().shifts() | speed
         if self.initial == "sign":
             del shifts["amplitude"]  # a sign has none
         return shifts
@@ -93,7 +114,11 @@ class Advection(Evolution, GaussianInputProblem):
         return torch.fft.irfft(spectrum * factors.to(spectrum.device), n=grid.size, norm="forward")
 
     def _state(self, coefficients: Tensor, points: Tensor) -> Tensor:
-        """u₀ at coordinates, `(n, len(points))`, in the coefficients' dtype."""
+        """u₀ at coordinates, `(n, len(points))`, in the coefficients' dtype; positions of jumps are compared in double."""
+        if self.initial == "square":
+            height, width, centre = coefficients.double()[..., None].unbind(1)
+            behind_edge = torch.remainder(points.to(coefficients.device) - (centre - 0.5 * width) + _AT_A_JUMP, 1.0)
+            return (height * (behind_edge < width)).to(coefficients.dtype)
         field = self._field.evaluate_on_axes(coefficients, [points])
         if self.initial == "smooth":
             return field

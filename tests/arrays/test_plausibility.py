@@ -118,7 +118,7 @@ def test_values_that_cannot_be_read_are_reported_when_they_are_read(tmp_path: Pa
 @pytest.mark.parametrize("resolution", [64, 128])
 @pytest.mark.parametrize(
     "problem",
-    [Advection(initial=kind) for kind in ("smooth", "sign")] + [Burgers(), ShallowWater(), Wave()],
+    [Advection(initial=kind) for kind in ("smooth", "sign", "square")] + [Burgers(), ShallowWater(), Wave()],
     ids=lambda problem: f"{problem.name}-{getattr(problem, 'initial', '')}",
 )
 def test_periodic_problems_are_left_alone(problem: Problem, resolution: int) -> None:

@@ -122,6 +122,7 @@ CASES = [
     Case(
         Advection(1.3, initial="sign", random_field=GaussianRandomField(1, 31, tau=3.0)), 63, float("inf"), smooth_design=False
     ),
+    Case(Advection(initial="square"), 42, 1e-12),
     Case(Antiderivative(), 513, 3e-8),
     Case(Antiderivative("logistic", start=0.2, random_field=GaussianRandomField(1, 12, sigma=100.0)), 257, 1e-8),
     Case(VariableSpeedAdvection(), 63, 1e-12),
