@@ -230,11 +230,6 @@ class FieldPairs(Paired):
         where = inputs.grid if grid is None else check_grid(grid)
         return cls(inputs, Field(inputs.values.new_zeros(len(inputs), 0, *where.shape), where))
 
-    @property
-    def is_labelled(self) -> bool:
-        """Whether outputs have channels."""
-        return self.outputs.channels > 0
-
     @classmethod
     def from_numpy(
         cls,

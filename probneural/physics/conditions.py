@@ -242,14 +242,14 @@ def check_conditions(conditions: object) -> tuple[Condition, ...]:
 
 def missing_sides(conditions: Sequence[Condition], grid: Grid) -> tuple[Side, ...]:
     """Walls of a uniform grid, and the start of time, that have no condition."""
-    has = {side for condition in conditions for side in condition.sides_of(grid)}
-    needed = [
+    present = {side for condition in conditions for side in condition.sides_of(grid)}
+    required = [
         (number, end)
         for number, axis in enumerate(grid.axes)
         for end in (("start",) if number == time_axis(grid) else ("start", "end"))
         if not axis.periodic and (end == "start" or axis.endpoint)
     ]
-    return tuple(side for side in needed if side not in has)
+    return tuple(side for side in required if side not in present)
 
 
 def held_misfit(difference: Field, conditions: Sequence[Condition]) -> Float[Tensor, "n c m"] | None:

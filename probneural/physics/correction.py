@@ -144,13 +144,13 @@ class _Correction:
             matrix = torch.cat([part * scale for part, scale in zip(products, scales, strict=True)])
             right = torch.cat([part * scale for part, scale in zip(values, scales, strict=True)])
             inverse = torch.linalg.pinv(matrix, rtol=_CUTOFF)
-            last, u = u, u - torch.einsum("cpq,q->cp", columns, inverse @ right).reshape(u.shape)
+            previous, u = u, u - torch.einsum("cpq,q->cp", columns, inverse @ right).reshape(u.shape)
 
         def scaled(values: Tensor) -> Tensor:
             return torch.cat([part * scale for part, scale in zip(blocks(values), scales, strict=True)])
 
         # H = (J B)^+ J, row by row through the transposed products of J
-        pull = vjp(scaled, last)[1]
+        pull = vjp(scaled, previous)[1]
         rows = torch.cat([vmap(lambda row: pull(row)[0])(part) for part in inverse.split(_CHUNK)])
         return cls(u, columns, rows.reshape(len(rows), channels, grid.size))
 

@@ -124,11 +124,11 @@ class Residual:
         Raises:
             ArgumentError: If the number of points is not positive.
         """
-        chosen = _sub_grid(check_grid(grid), check_integer(points, "points"))
+        indices = _sub_grid(check_grid(grid), check_integer(points, "points"))
         inputs = None if inputs is None else check_field(inputs, "inputs")
 
         def numbers(values: Tensor) -> Tensor:
-            residual = self(values, inputs, grid).flatten(2)[..., chosen.to(values.device)].flatten(1)
+            residual = self(values, inputs, grid).flatten(2)[..., indices.to(values.device)].flatten(1)
             misfits = [condition.misfit(Field(values, grid), inputs).flatten(1) for condition in self.conditions]
             return torch.cat([residual, *misfits], 1)
 

@@ -50,7 +50,7 @@ class ActiveLearner:
 
     A simulation that fails, exceeds its time, returns NaN or a field on another grid is left out, counted in the history, and
     never selected again. At the random start the next random functions replace failed ones; later the next selection is larger.
-    If more than half of a batch's simulations fail (of the last 8 in smaller batches), the loop stops.
+    If the first three simulations fail, or more than half of a batch's (of the last 8 in smaller batches), the loop stops.
 
     Args:
         simulator: A problem, or any callable from a Field of inputs to the Field of their outputs; None for `ask` and `tell`.
@@ -325,11 +325,12 @@ class ActiveLearner:
         """Run the open batch's simulations; every result is stored when it arrives.
 
         Raises:
-            SimulationError: If outcomes are lost, or the first simulations of all fail.
+            SimulationError: If outcomes are lost, or the first three of the loop fail.
         """
-        inputs = self._log.pool[list(batch.positions)]
+        inputs, seconds = self._log.pool[list(batch.positions)], 0.0
         if not self._log.labelled and len(inputs) > _FIRST:
             first = self._report(inputs[:_FIRST], pool)
+            seconds = first.seconds
             if not any(first.succeeded):
                 reason = [*first.failures.values()][-1]
                 raise SimulationError(
@@ -338,7 +339,7 @@ class ActiveLearner:
                     remedy="mend the simulator, and run again with a higher attempts=",
                 )
         report = self._report(inputs, pool)
-        return BatchOutcome(failed=self._log.failed(batch), seconds=report.seconds)
+        return BatchOutcome(failed=self._log.failed(batch), seconds=seconds + report.seconds)
 
     def _report(self, inputs: Field, pool: WorkerPool) -> SimulationReport:
         """Run simulations, or raise a SimulationError if outcomes are lost."""
