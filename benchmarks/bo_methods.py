@@ -171,13 +171,14 @@ def _best(problem: DesignProblem, history: History) -> float:
     return -float(problem.loss(history.observations).min())
 
 
-def _fitted(model: Any, iterations: int) -> Any:
+def fitted(model: Any, iterations: int) -> Any:
+    """A BoTorch model with hyper-parameters of largest marginal likelihood."""
     marginal = ExactMarginalLogLikelihood(model.likelihood, model)
     fit_gpytorch_mll(marginal, optimizer_kwargs={"options": {"maxiter": iterations}})
     return model
 
 
-def _learned_noise(batch: torch.Size, *, has_prior: bool) -> GaussianLikelihood:
+def learned_noise(batch: torch.Size, *, has_prior: bool) -> GaussianLikelihood:
     """BoTorch's likelihood with our lower bound of the noise instead of 1e-4, and without its prior, which exceeds both."""
     prior = LogNormalPrior(-4.0, 1.0)
     bound = GreaterThan(MIN_NOISE, transform=None, initial_value=prior.mode)
@@ -191,9 +192,9 @@ def _scalar(problem: DesignProblem, history: History, budget: Budget, *, logarit
     if logarithmic:
         sign = 1.0 if bool((losses >= 0).all()) else -1.0
         values = -sign * losses.abs().clamp_min(_LEAST).log()
-    likelihood = _learned_noise(torch.Size(), has_prior=True)
+    likelihood = learned_noise(torch.Size(), has_prior=True)
     model = SingleTaskGP(history.designs, values[:, None], likelihood=likelihood, outcome_transform=Standardize(1))
-    return _fitted(model, budget.fit_iterations), None, float(values.max())
+    return fitted(model, budget.fit_iterations), None, float(values.max())
 
 
 def _processes(
@@ -203,12 +204,12 @@ def _processes(
     observations = history.observations
     count = observations.shape[1]
     if learns_noise:
-        noise: dict[str, Any] = {"likelihood": _learned_noise(torch.Size([count]), has_prior=False)}
+        noise: dict[str, Any] = {"likelihood": learned_noise(torch.Size([count]), has_prior=False)}
     else:
         noise = {"train_Yvar": (MIN_NOISE * observations.var(0)).expand_as(observations)}
     with gpytorch.settings.min_fixed_noise(double_value=0.5 * MIN_NOISE):  # the default 1e-6 would be the lower bound
         model = SingleTaskGP(history.designs, observations, **noise, outcome_transform=Standardize(count))
-    return _fitted(model, budget.fit_iterations), _composite(problem), _best(problem, history)
+    return fitted(model, budget.fit_iterations), _composite(problem), _best(problem, history)
 
 
 def _higher_order(problem: DesignProblem, history: History, budget: Budget) -> tuple[Model, MCAcquisitionObjective, float]:
@@ -220,16 +221,16 @@ def _higher_order(problem: DesignProblem, history: History, budget: Budget) -> t
     model = HigherOrderGP(
         history.designs,
         history.observations.unflatten(1, problem.shape),
-        likelihood=_learned_noise(torch.Size(), has_prior=False),
+        likelihood=learned_noise(torch.Size(), has_prior=False),
         outcome_transform=FlattenedStandardize(torch.Size(problem.shape)),
     )
     with torch.no_grad():  # BoTorch's load_state_dict requires outcome scales, which changed
         for name, values in history.parameters.items():
             model.get_parameter(name).copy_(values)
     is_slow = history.observations.shape[1] > MANY
-    fitted = _fitted(model, budget.slow_fit_iterations if is_slow else budget.fit_iterations)
-    history.parameters = {name: values.detach().clone() for name, values in fitted.named_parameters()}
-    return SingleDesignHigherOrderGP(fitted), _composite(problem), _best(problem, history)
+    trained = fitted(model, budget.slow_fit_iterations if is_slow else budget.fit_iterations)
+    history.parameters = {name: values.detach().clone() for name, values in trained.named_parameters()}
+    return SingleDesignHigherOrderGP(trained), _composite(problem), _best(problem, history)
 
 
 def _kernel(

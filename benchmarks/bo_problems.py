@@ -18,6 +18,8 @@ LOWER, UPPER = (7.0, 0.02, 0.01, 30.01), (13.0, 0.12, 3.0, 30.295)
 """Ranges of mass M, diffusivity D, and place L and time tau of the second spill."""
 TRUE = (10.0, 0.07, 1.505, 30.1525)
 """Parameters used in papers. They are the centre of the range, which may favour some optimisers."""
+_PENALTY, _MARGIN = 100.0, 1e-3
+"""Penalty of a constraint's excess over minus the margin, in the search of a reference."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,9 @@ class DesignProblem:
         loss: Known map from observations `(..., m)` to losses `(...)`.
         shape: Shape of the m observations, for models that factorise over axes.
         target: Loss that counts as reached; None if the least loss is unknown, see `reference`.
+        constraint: Known map from observations `(..., m)` to numbers `(...)` that are at most 0 at feasible designs; None
+            without constraint.
+        infeasible: Loss of infeasible designs.
     """
 
     name: str
@@ -47,6 +52,8 @@ class DesignProblem:
     loss: Callable[[Tensor], Tensor]
     shape: tuple[int, ...]
     target: float | None = None
+    constraint: Callable[[Tensor], Tensor] | None = None
+    infeasible: float = 0.0
 
     def simulate(self, designs: Tensor) -> pn.FieldPairs:
         """Input and output functions of designs `(N, d)`."""
@@ -56,6 +63,10 @@ class DesignProblem:
     def read(self, outputs: pn.Field) -> Tensor:
         """Observations of output functions, `(N, m)`."""
         return self.functional(outputs.values).flatten(1)
+
+    def violation(self, observations: Tensor) -> Tensor:
+        """Values of the constraint; 0 without one."""
+        return torch.zeros_like(observations[..., 0]) if self.constraint is None else self.constraint(observations)
 
 
 def names() -> tuple[str, ...]:
@@ -96,7 +107,8 @@ def concentration(parameters: Tensor) -> Tensor:
     return spill(spaces, times) + torch.where(age > 0, second, torch.zeros_like(second))
 
 
-def _environmental(design: Tensor | None, name: str) -> DesignProblem:
+def _environmental(design: Tensor | None, name: str, *, limit: float | None = None) -> DesignProblem:
+    """The environmental model; with a limit, concentrations may not exceed that fraction of the target's largest."""
     lower, upper = (torch.tensor(limit, dtype=torch.double) for limit in (LOWER, UPPER))
     true = torch.tensor(TRUE, dtype=torch.double) if design is None else lower + design * (upper - lower)
     target = concentration(true).flatten()
@@ -121,7 +133,9 @@ def _environmental(design: Tensor | None, name: str) -> DesignProblem:
         functional=_values(grid),
         loss=lambda observations: _misfit(observations, target).sum(-1),
         shape=(3, 4),
-        target=6e-6,
+        target=6e-6 if limit is None else None,
+        constraint=None if limit is None else lambda observations: observations.amax(-1) - limit * target.max(),
+        infeasible=float(target.square().sum()),
     )
 
 
@@ -204,21 +218,27 @@ def reference(problem: DesignProblem, *, starts: int = 12, steps: int = 300) -> 
     if problem.target is not None:
         return 0.0, problem.target
     random = torch.rand(256, problem.dimension, generator=stream(0, "reference designs"), dtype=torch.double)
-    losses = problem.loss(problem.read(problem.simulate(random).outputs))
+    losses = scored(problem, problem.read(problem.simulate(random).outputs))
     place = random[losses.argsort()[:starts]].clone().requires_grad_()
     optimiser = torch.optim.Adam([place], lr=0.05)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     best = float(losses.min())
     for _ in range(steps):
         optimiser.zero_grad()
-        found = problem.loss(problem.read(problem.simulate(place).outputs))
-        best = min(best, float(found.detach().min()))
-        found.sum().backward()
+        observations = problem.read(problem.simulate(place).outputs)
+        best = min(best, float(scored(problem, observations.detach()).min()))
+        excess = (problem.violation(observations) + _MARGIN).clamp_min(0.0) if problem.constraint else 0.0
+        (problem.loss(observations) + _PENALTY * excess).sum().backward()
         optimiser.step()
         schedule.step()
         with torch.no_grad():
             place.clamp_(0.0, 1.0)
     return best, 0.01 * (float(losses.mean()) - best)
+
+
+def scored(problem: DesignProblem, observations: Tensor) -> Tensor:
+    """Losses, in which infeasible designs have the loss of infeasible designs."""
+    return torch.where(problem.violation(observations) <= 0, problem.loss(observations), problem.infeasible)
 
 
 def _values(grid: pn.Grid, which: slice = slice(None)) -> pn.functionals.Functional:
@@ -236,6 +256,8 @@ def _misfit(observations: Tensor, target: Tensor) -> Tensor:
 _MAKERS: dict[str, Callable[[int], DesignProblem]] = {
     "environmental model": lambda seed: _environmental(None, "environmental model"),
     "environmental hidden target": lambda seed: _environmental(_hidden(4, seed), "environmental hidden target"),
+    "environmental batches": lambda seed: _environmental(None, "environmental batches"),
+    "environmental constrained": lambda seed: _environmental(None, "environmental constrained", limit=0.8),
     "burgers target field": lambda seed: _inverse("burgers target field", _burgers(), 32, seed=seed),
     "darcy target field": lambda seed: _inverse("darcy target field", _darcy(), 33, seed=seed),
     "burgers dissipation": _dissipation,

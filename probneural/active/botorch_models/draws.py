@@ -64,11 +64,26 @@ class MemberSampler(MCSampler):
         """Nothing to update: members have no base samples that depend on the designs."""
 
 
+class _LatentSampler(NormalMCSampler):
+    """A normal sampler of latent vectors, which belong to no single designs: equal in all calls of as many dimensions."""
+
+    def _update_base_samples(self, posterior: Posterior, base_sampler: MCSampler) -> None:
+        self._construct_base_samples(posterior)
+
+
+class _SobolLatentSampler(_LatentSampler, SobolQMCNormalSampler):
+    """Quasi-random latent vectors."""
+
+
+class _IIDLatentSampler(_LatentSampler, IIDNormalSampler):
+    """Independent latent vectors."""
+
+
 @GetSampler.register(FieldPosterior)
 def _normal_sampler(posterior: FieldPosterior, sample_shape: torch.Size, *, seed: int | None = None) -> NormalMCSampler:
     """Quasi-random latent vectors, or independent ones beyond the dimension that Sobol sequences reach."""
     (rank,) = posterior.base_sample_shape
-    kind = SobolQMCNormalSampler if rank <= SobolEngine.MAXDIM else IIDNormalSampler
+    kind = _SobolLatentSampler if rank <= SobolEngine.MAXDIM else _IIDLatentSampler
     return kind(sample_shape=sample_shape, seed=seed)
 
 

@@ -204,7 +204,7 @@ class ActiveLearner:
             raise ArgumentError(expected="a simulator to run", got="None", remedy="use ask and tell, or construct with one")
         simulator = self.simulator.solve if isinstance(self.simulator, Problem) else self.simulator
         with (
-            tqdm(total=labels, desc="active learning", unit="label", disable=not self.simulation.show_progress) as bar,
+            self._bar(rounds, labels) as bar,
             contextlib.closing(WorkerPool(simulator, self.simulation)) as pool,
         ):
             self._settle()
@@ -393,6 +393,15 @@ class ActiveLearner:
         elif count != labels:
             warn(f"the pool is used up at {count} labels", RuntimeWarning)
 
+    def _bar(self, rounds: int | None, labels: int | None) -> Any:
+        """A progress bar; its estimate of the time left counts labels of this call only."""
+        if rounds is not None:
+            labels = self.plan.initial
+            for _ in range(rounds - 1):
+                labels = next_target(self.plan.batch, labels)
+        is_off = not self.simulation.show_progress
+        return tqdm(total=labels, initial=len(self._log.labelled), desc="active learning", unit="label", disable=is_off)
+
     def _show(self, bar: Any) -> None:
         bar.n = len(self._log.labelled)
         if self._log.rounds:
@@ -410,6 +419,7 @@ class ActiveLearner:
             "train": identity_of(self.training.train),
             "operator": digest_of_operator(self.training.operator),
             "warm_start": self.training.warm_start,
+            "every": self.training.every,
             "initial": self.plan.initial,
             "batch": identity_of(self.plan.batch),
             "calibration": self.plan.calibration,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
 import torch
 from botorch.acquisition.acquisition import AcquisitionFunction
 from botorch.acquisition.logei import qLogNoisyExpectedImprovement
+from botorch.acquisition.multi_objective.logei import qLogNoisyExpectedHypervolumeImprovement
+from botorch.acquisition.multi_objective.objective import GenericMCMultiOutputObjective
 from botorch.acquisition.objective import GenericMCObjective
 from botorch.optim.optimize import optimize_acqf
 from botorch.posteriors.torch import TorchPosterior
@@ -19,16 +21,17 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from probneural.active.botorch_models.model import OperatorModel
+from probneural.active.loop.evaluations import Evaluations
 from probneural.active.loop.history import LearningHistory
 from probneural.active.loop.learner import ActiveLearner
-from probneural.active.loop.plan import Head, LearningPlan, OperatorTraining, next_target
+from probneural.active.loop.plan import Head, LearningPlan, OperatorTraining, check, next_target
 from probneural.active.selectors import Request, Selector
 from probneural.active.simulation.store import ResultStore
 from probneural.active.simulation.worker_pools import SimulationOptions
 from probneural.active.simulation.workers import Simulator
 from probneural.checks import check_callable, check_finite, check_instance, check_integer, check_path
 from probneural.distributions import Predictor
-from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.errors import ArgumentError, ShapeError
 from probneural.fields import Field
 from probneural.fingerprints import identity_of
 from probneural.functionals import Functional, sensors
@@ -45,52 +48,6 @@ _GOAL, _PLAN = "give a function of numbers (..., m)", "give LearningPlan(initial
 _ACQUISITION = "give a function that returns a BoTorch acquisition function"
 _NEAREST = 1e-9
 """Least distance of a candidate from other designs; a nearer one is replaced by a random design."""
-
-
-@dataclass(frozen=True, eq=False)
-class Evaluations:
-    """Evaluated designs in the order of choice, without failures.
-
-    Attributes:
-        designs: `(n, d)`, in the unit cube.
-        objective: Objective, `(n,)`; larger is better.
-        constraints: Values of the constraints by name, `(n,)`; feasible where all are at most 0.
-        pairs: Inputs and outputs of the simulations.
-    """
-
-    designs: Float64[Tensor, "n d"]
-    objective: Float64[Tensor, " n"]
-    _: KW_ONLY
-    constraints: Mapping[str, Float64[Tensor, " n"]]
-    pairs: FieldPairs
-
-    @property
-    def is_feasible(self) -> Tensor:
-        """Mask of designs that satisfy all constraints, `(n,)`."""
-        mask = torch.ones(len(self.objective), dtype=torch.bool)
-        for values in self.constraints.values():
-            mask &= values <= 0
-        return mask
-
-    @property
-    def running_best(self) -> Float64[Tensor, " n"]:
-        """Largest feasible objective so far, `(n,)`; -inf before the first feasible design."""
-        return torch.where(self.is_feasible, self.objective, -torch.inf).cummax(0).values
-
-    @property
-    def best(self) -> int:
-        """Index of the best feasible design.
-
-        Raises:
-            DataError: If no design is feasible.
-        """
-        if not bool(self.is_feasible.any()):
-            raise DataError(expected="a feasible design", got="none so far", remedy="evaluate more, or relax the constraints")
-        return int(self.running_best.argmax())
-
-    def __len__(self) -> int:
-        """Number of evaluations n."""
-        return len(self.objective)
 
 
 @dataclass(frozen=True)
@@ -122,13 +79,14 @@ class Optimizer:
         encode: Maps designs `(N, d)` to a Field of N inputs, differentiably.
         dimension: Number of design coordinates d.
         objective: Larger is better: a functional of one value, or a function of the numbers of `functional`,
-            `(..., m)` to `(...)`, differentiable.
+            `(..., m)` to `(...)`, differentiable; for several objectives, such functions by name.
         store: A folder, or its `ResultStore`, which belongs to this loop alone.
         functional: Numbers that objective and constraints depend on, channel by channel; by default the values at all points
             of the outputs' grid. Fewer numbers are faster.
         constraints: Functions like the objective, by name; feasible where at most 0.
         acquisition: Called as `acquisition(model, baseline, objective=..., constraints=..., sampler=...)` with evaluated
-            designs `(n, d)` and BoTorch's objective and constraints; by default `qLogNoisyExpectedImprovement`.
+            designs `(n, d)` and BoTorch's objective and constraints, with several objectives also `ref_point=`; by default
+            `qLogNoisyExpectedImprovement`, or `qLogNoisyExpectedHypervolumeImprovement`.
         training: The operator, and its training; none by default.
         plan: Designs of the Sobol sequence, `initial`; designs of a round, `batch`; and the seed. By default 2 d + 1, 4 and 0.
         simulation: Workers, time limits and progress bars.
@@ -139,7 +97,8 @@ class Optimizer:
 
     Reference:
         Astudillo and Frazier (2019), Bayesian optimization of composite functions; Ament et al. (2023), Unexpected
-        improvements to expected improvement for Bayesian optimization.
+        improvements to expected improvement for Bayesian optimization; Daulton et al. (2021), Parallel Bayesian optimization
+        of multiple noisy objectives with expected hypervolume improvement.
     """
 
     def __init__(
@@ -149,7 +108,7 @@ class Optimizer:
         *,
         encode: Callable[[Tensor], Field],
         dimension: int,
-        objective: Functional | Goal,
+        objective: Functional | Goal | Mapping[str, Goal],
         store: ResultStore | str | os.PathLike[str],
         functional: Functional | None = None,
         constraints: Mapping[str, Goal] | None = None,
@@ -176,14 +135,12 @@ class Optimizer:
                     remedy="give functional= and a function of its numbers as objective",
                 )
             functional, objective = objective, _first
-        self._objective = cast(Goal, check_callable(objective, "objective", remedy=_GOAL))
-        self._constraints = {
-            name: check_callable(constraint, f"constraint {name}", remedy=_GOAL)
-            for name, constraint in (constraints or {}).items()
-        }
+        self._objectives = _goals(objective if isinstance(objective, Mapping) else {"objective": objective})
+        check(len(self._objectives) > 0, "an objective", objective)
+        self._constraints = _goals(constraints or {})
         self._functional, self._encode = functional, check_callable(encode, "encode", remedy="give designs (N, d) to a Field")
         self._acquisition = check_callable(acquisition or _expected_improvement, "acquisition", remedy=_ACQUISITION)
-        self.goal = identity_of((self._objective, self._constraints, self._acquisition))
+        self.goal = identity_of((self._objectives, self._constraints, self._acquisition))
         self.store = store if isinstance(store, ResultStore) else ResultStore(check_path(store, "store"))
         sobol = torch.quasirandom.SobolEngine(self.dimension, scramble=True, seed=stream_seed(self.plan.seed, "first designs"))
         self._designs: dict[str, Tensor] = {}
@@ -223,8 +180,11 @@ class Optimizer:
         pairs = self._learner.pairs
         designs = torch.stack([self._designs[self.store.key(pairs.inputs[row])] for row in range(len(pairs))])
         numbers = self._reads(pairs.outputs.grid)(pairs.outputs.values).flatten(1).to(torch.float64)
-        values = {name: _values(goal, numbers, name) for name, goal in self._constraints.items()}
-        return Evaluations(designs, _values(self._objective, numbers, "objective"), constraints=values, pairs=pairs)
+        objectives, constraints = (
+            {name: _values(goal, numbers, name) for name, goal in goals.items()}
+            for goals in (self._objectives, self._constraints)
+        )
+        return Evaluations(designs, objectives, constraints=constraints, pairs=pairs)
 
     def run(self, *, evaluations: int) -> Evaluations:
         """Go on until there are so many evaluations in all, those of earlier calls and processes included.
@@ -274,12 +234,13 @@ class Optimizer:
         with torch.no_grad():
             posterior = cast(TorchPosterior, model.posterior(bounds[:1]))
             sampler = get_sampler(posterior, torch.Size([_DRAWS]), seed=seed)
+        goals = [*self._objectives.values()]
         acquisition = self._acquisition(
             model,
             evaluations.designs,
-            objective=GenericMCObjective(_of_samples(self._objective)),
-            constraints=list(self._constraints.values()) or None,
+            constraints=[*self._constraints.values()] or None,
             sampler=sampler,
+            **(_one(goals[0]) if len(goals) == 1 else _several(goals, evaluations.reference_point)),
         )
         designs, _ = optimize_acqf(
             acquisition,
@@ -287,7 +248,7 @@ class Optimizer:
             q=count,
             num_restarts=_RESTARTS,
             raw_samples=_RAW,
-            options={"maxiter": _ITERATIONS, "seed": seed},
+            options={"maxiter": _ITERATIONS, "factr": None, "ftol": 1e-5, "seed": seed},
             sequential=True,
         )
         designs = _distinct(designs.detach().clamp(0.0, 1.0), evaluations.designs, seed=seed)
@@ -317,13 +278,26 @@ class Optimizer:
         return inputs
 
 
-def _expected_improvement(
-    model: OperatorModel, baseline: Tensor, *, objective: Any, constraints: Any, sampler: Any
-) -> AcquisitionFunction:
-    """The logarithm of noisy expected improvement over the evaluated designs."""
-    return qLogNoisyExpectedImprovement(
-        model, X_baseline=baseline, objective=objective, constraints=constraints, sampler=sampler, prune_baseline=True
-    )
+def _expected_improvement(model: OperatorModel, baseline: Tensor, **options: Any) -> AcquisitionFunction:
+    """The logarithm of noisy expected improvement over the evaluated designs, or of that of their hypervolume."""
+    kind = qLogNoisyExpectedHypervolumeImprovement if "ref_point" in options else qLogNoisyExpectedImprovement
+    return kind(model, X_baseline=baseline, prune_baseline=True, **options)
+
+
+def _one(goal: Goal) -> dict[str, Any]:
+    """BoTorch's objective, a function of draws and designs."""
+    return {"objective": GenericMCObjective(lambda samples, X: goal(samples))}
+
+
+def _several(goals: Sequence[Goal], point: Float64[Tensor, " o"]) -> dict[str, Any]:
+    """BoTorch's objectives, and the reference point of their hypervolume."""
+    stacked = GenericMCMultiOutputObjective(lambda samples, X=None: torch.stack([goal(samples) for goal in goals], -1))
+    return {"objective": stacked, "ref_point": point}
+
+
+def _goals(goals: Mapping[str, object]) -> dict[str, Goal]:
+    """Checked functions of numbers, by name."""
+    return {name: cast(Goal, check_callable(goal, name, remedy=_GOAL)) for name, goal in goals.items()}
 
 
 def _in_double_precision(training: OperatorTraining | None) -> OperatorTraining | None:
@@ -331,11 +305,6 @@ def _in_double_precision(training: OperatorTraining | None) -> OperatorTraining 
     if training is None or training.operator is None:
         return training
     return replace(training, operator=copy.deepcopy(training.operator).double())
-
-
-def _of_samples(goal: Goal) -> Callable[[Tensor, Tensor | None], Tensor]:
-    """A function of numbers as BoTorch's objective, which is also given designs."""
-    return lambda samples, X: goal(samples)
 
 
 def _first(numbers: Tensor) -> Tensor:

@@ -91,22 +91,25 @@ class OperatorTraining:
             `functools.partial(pn.fit, epochs=50)`, for example. None for heads that train by themselves, as ensembles do.
         warm_start: Whether training goes on from the weights of the round before. Otherwise every round starts from those of
             `operator`, which costs more and can generalise better. Means nothing without `train`.
+        every: Rounds from one training to the next. Between trainings the operator is unchanged, and only the head is fitted to
+            the new results.
 
     Raises:
-        ArgumentError: If the operator is not a module, or there is no operator to train.
+        ArgumentError: If the operator is not a module, there is no operator to train, or `every` is not positive.
     """
 
     operator: nn.Module | None = None
     train: TrainFunction | None = None
     _: KW_ONLY
     warm_start: bool = True
+    every: int = 1
 
     def __post_init__(self) -> None:
         """Check that what is trained can be."""
         check(self.operator is None or isinstance(self.operator, nn.Module), "an nn.Module or None as operator", self.operator)
         trainable = callable(self.train) and self.operator is not None
         check(self.train is None or trainable, "train with an operator to train", self.train)
-        assign(self, warm_start=check_flag(self.warm_start, "warm_start"))
+        assign(self, warm_start=check_flag(self.warm_start, "warm_start"), every=check_integer(self.every, "every"))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

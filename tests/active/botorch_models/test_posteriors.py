@@ -96,7 +96,7 @@ def test_draws_repeat_by_global_seed_or_by_generator_which_leaves_that_alone() -
 def test_sampler_follows_the_rank_up_to_the_limit_of_sobol_sequences(rank: int, kind: type) -> None:
     posterior = FieldPosterior(torch.zeros(1, 1), torch.full((1, 1, rank), rank**-0.5))
     sampler = get_sampler(posterior, torch.Size([4]), seed=0)
-    assert type(sampler) is kind
+    assert isinstance(sampler, kind)
     assert (sampler.sample_shape, sampler.seed) == ((4,), 0)
     assert sampler(posterior).shape == (4, 1, 1)
     assert sampler.base_samples.shape == (4, rank)

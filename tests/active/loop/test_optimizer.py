@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
+import random
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from botorch.acquisition.logei import qLogNoisyExpectedImprovement
+from botorch.exceptions.warnings import BotorchWarning, OptimizationWarning
 from torch import Tensor
 
 import probneural as pn
@@ -91,6 +95,113 @@ def test_the_acquisition_function_gets_objective_constraints_and_evaluated_desig
     assert received["constraints"] == [amplitude]
     numbers = result.pairs.outputs.values.flatten(1)
     torch.testing.assert_close(received["objective"](numbers), result.objective)
+
+
+def test_batches_have_good_designs_only_and_their_search_converges(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OptimizationWarning)
+        warnings.simplefilter("error", BotorchWarning)
+        warnings.filterwarnings("error", message="Optimization failed")
+        result = made(tmp_path, plan=LearningPlan(initial=5, batch=4, seed=0)).run(evaluations=13)
+    sample = torch.rand(1000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    random_values = closeness(solve(encode(sample)).values.flatten(1))
+    for batch in (result.objective[5:9], result.objective[9:]):  # all better than three of four random designs
+        assert float(batch.min()) > float(random_values.quantile(0.75))
+    assert float(torch.pdist(result.designs).min()) > 1e-6
+
+
+def test_several_objectives_give_a_pareto_front(tmp_path: Path) -> None:
+    other = solve(encode(torch.tensor([[0.8, 0.6]], dtype=torch.float64))).values.flatten()
+    goals = {"first": closeness, "second": lambda numbers: -(numbers - other).square().sum(-1)}
+    result = made(tmp_path, objective=goals, plan=LearningPlan(initial=5, batch=4, seed=0)).run(evaluations=13)
+    front = result.designs[result.is_optimal]
+    assert len(front) >= 5
+    torch.testing.assert_close(front[:, 1], torch.full((len(front),), 0.6, dtype=torch.float64), atol=0.06, rtol=0)
+    volume = result.hypervolume
+    assert bool((volume.diff() >= 0).all())
+    assert float(volume[-1]) > 1.5 * float(volume[5])
+    sample = torch.rand(500, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    numbers = solve(encode(sample)).values.flatten(1)
+    every = torch.stack([goal(numbers) for goal in goals.values()], -1)
+    at_front = torch.stack([*result.objectives.values()], -1)[result.is_optimal]
+    assert (
+        float((every[:, None] > at_front).all(-1).double().mean()) < 0.02
+    )  # hardly a random design dominates one of the front
+    with pytest.raises(DataError, match="one objective"):
+        _ = result.best
+
+
+def test_no_feasible_design_has_no_hypervolume(tmp_path: Path) -> None:
+    goals = {"first": lambda numbers: numbers[..., 0], "second": lambda numbers: -numbers[..., 0]}
+    result = made(tmp_path, objective=goals, constraints={"never": lambda numbers: numbers[..., 0] ** 2 + 1.0}).run(
+        evaluations=6
+    )
+    assert not result.is_optimal.any()
+    assert torch.equal(result.hypervolume, torch.zeros(6, dtype=torch.float64))
+
+
+def work(folder: Path, started: Any) -> None:
+    """Optimise in another process."""
+    torch.set_num_threads(1)
+    optimizer = made(folder)
+    started.set()
+    optimizer.run(evaluations=8)
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_kills_at_random_moments_lose_nothing(tmp_path: Path, kills: int) -> None:
+    whole = made(tmp_path / "whole")
+    whole.run(evaluations=8)
+    context, moments = multiprocessing.get_context("forkserver"), random.Random(kills)
+    context.set_forkserver_preload(["tests.active.loop.test_optimizer"])
+    killed, runs = 0, 0
+    while killed < kills:
+        folder, results = tmp_path / f"{runs}", set[str]()
+        while killed < kills:
+            started = context.Event()
+            process = context.Process(target=work, args=(folder, started))
+            process.start()
+            started.wait()
+            process.join(moments.uniform(0.0, 3.0))
+            process.kill()
+            process.join()
+            if process.exitcode == 0:
+                break
+            killed += 1
+            names = {path.name for path in (folder / "results").glob("[!.]*.safetensors")}
+            assert results <= names
+            results = names
+        again = made(folder)
+        again.run(evaluations=8)
+        assert again.history == whole.history
+        assert torch.equal(again.evaluations.designs, whole.evaluations.designs)
+        assert torch.equal(again.evaluations.objective, whole.evaluations.objective)
+        runs += 1
+
+
+def test_a_network_is_trained_by_schedule(tmp_path: Path) -> None:
+    sizes: list[int] = []
+
+    def train(operator: Any, pairs: Any, *, seed: int) -> None:
+        sizes.append(len(pairs))
+
+    training = pn.active.OperatorTraining(
+        pn.operators.FNO(1 + 1, 1, modes=(3,), width=4, depth=1, seed=0), train=train, every=2
+    )
+    optimizer = Optimizer(
+        solve,
+        pn.heads.LastLayerLaplace(noise=1e-4),
+        encode=encode,
+        dimension=2,
+        objective=closeness,
+        store=tmp_path,
+        training=training,
+        plan=LearningPlan(initial=4, batch=1, seed=0),
+        simulation=SimulationOptions(executor=ThreadPoolExecutor(1), show_progress=False),
+    )
+    optimizer.run(evaluations=8)
+    assert sizes == [4, 6, 8]
+    assert len(optimizer.history) == 5
 
 
 def test_asking_and_telling_equals_running(tmp_path: Path) -> None:
