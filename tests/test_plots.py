@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from probneural import plots
+from probneural.active.loop.evaluations import Evaluations
 from probneural.active.loop.history import LearningHistory, Round, RoundErrors, RoundSeconds, SimulationCounts
 from probneural.calibration.bands.conformal import BandField
 from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField
@@ -24,6 +25,7 @@ from probneural.functionals import integral
 from probneural.grids import Grid
 from probneural.metrics import calibration_error, compare, coverage
 from probneural.metrics.spread import spread_skill_curve
+from probneural.pairs import FieldPairs
 from probneural.training.callbacks import History
 from tests.helpers import normal
 
@@ -344,6 +346,37 @@ def test_bands_are_drawn_between_their_edges() -> None:
         assert set(expected) <= set(edges)
         marked = [line for line in above.lines if str(line.get_label()).startswith("outside")]
         assert [len(line.get_xdata()) for line in marked] == ([] if outside is None else [outside])
+
+
+def evaluated(outputs: Field, *, objectives: int = 1) -> Evaluations:
+    """Four evaluations, the second infeasible."""
+    first, second = torch.tensor([1.0, 5.0, 2.0, 1.5]).double(), torch.tensor([3.0, 9.0, 1.0, 2.5]).double()
+    goals = {"drag": first, "lift": second} if objectives == 2 else {"drag": first}
+    constraint = {"load": torch.tensor([-1.0, 1.0, -1.0, 0.0])}
+    return Evaluations(torch.rand(4, 2).double(), goals, constraints=constraint, pairs=FieldPairs(outputs, outputs))
+
+
+@pytest.mark.parametrize("grid", [LINE, PLANE, SCATTERED_PLANE])
+def test_an_optimisation_shows_its_best_value_and_output(grid: Grid) -> None:
+    outputs = truth_for(gaussian(grid))
+    outputs = Field(torch.cat([outputs.values] * 4)[:4].double(), grid)
+    figure = plots.optimisation(evaluated(outputs))
+    progress, best = figure.axes[:2]
+    np.testing.assert_allclose(curve(progress, "best so far").get_ydata(), [1.0, 1.0, 2.0, 2.0])
+    crosses = [line for line in progress.lines if line.get_marker() == "x"]
+    np.testing.assert_allclose(crosses[0].get_xydata(), [[2.0, 5.0]])
+    if grid is LINE:
+        np.testing.assert_allclose(best.lines[0].get_ydata(), outputs.values[2, 0])
+    assert best.get_title() == "output of evaluation 3, the best"
+    with pytest.raises(ArgumentError, match="channel"):
+        plots.optimisation(evaluated(outputs), channel=7)
+
+
+def test_several_objectives_show_their_front() -> None:
+    progress, front = plots.optimisation(evaluated(Field(torch.zeros(4, 1, 12).double(), LINE), objectives=2)).axes
+    np.testing.assert_allclose(curve(front, "Pareto front").get_xydata(), [[1.0, 3.0], [2.0, 1.0], [1.5, 2.5]])
+    volumes = progress.lines[0].get_ydata()  # above the reference point (0.9, 0.8)
+    np.testing.assert_allclose(volumes, [0.1 * 2.2, 0.1 * 2.2, 0.1 * 2.2 + 1.0 * 0.2, 0.1 * 2.2 + 0.5 * 1.7 + 0.5 * 0.2])
 
 
 def test_loops_show_error_quantile_and_stated_error_by_labels() -> None:

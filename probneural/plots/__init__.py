@@ -4,6 +4,7 @@ Every function returns a new `matplotlib.figure.Figure`. None of them touches `p
 with `figure.savefig(path)`, or turn it into bytes with [`png`][probneural.plots.single.png].
 """
 
+from probneural.plots.designs import optimisation
 from probneural.plots.evolution import fan, snapshots, space_time
 from probneural.plots.quantities import quantity
 from probneural.plots.several import (
@@ -24,6 +25,7 @@ __all__ = [
     "field",
     "lead_scores",
     "lead_spread_skill",
+    "optimisation",
     "png",
     "quantity",
     "rank_histograms",

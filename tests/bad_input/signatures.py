@@ -590,7 +590,7 @@ SKIP = "|".join(
         r"training\.(MLflowLog|Muon\.step|EarlyStopping\.\w+)",
         # what takes long, other libraries, or a state that the objects above do not have
         r"active\.(simulate|Optimizer)|metrics\.residual|export\..*|active\.OperatorModel\.fantasize|Grid\.on_sphere",
-        r"(\w+\.)?\w*Field\.to_meshio|active\.ResultStore\.(inputs|pairs)|plots\.(active_learning|snapshots)",
+        r"(\w+\.)?\w*Field\.to_meshio|active\.ResultStore\.(inputs|pairs)|plots\.(active_learning|optimisation|snapshots)",
         r"distributions\.Mixture(Predictor\.(condition|with_predictors)|Field\.marginal)|heads\.(Deep|Laplace)Ensemble\.fit",
         r"heads\.(KernelPredictor\.centre|LaplacePredictor\.variance_bounds|BayesianOperator\.\w+)",
     )

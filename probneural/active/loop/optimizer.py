@@ -42,8 +42,10 @@ from probneural.randomness import stream_seed
 
 Goal: TypeAlias = Callable[[Tensor], Tensor]
 """Map from the numbers that a functional reads, `(..., m)`, to one number each, `(...)`."""
-_DRAWS, _RAW, _RESTARTS, _ITERATIONS = 64, 128, 4, 60
-"""Posterior draws of the acquisition function, random designs it is evaluated at, and starts and steps of its maximisation."""
+_DRAWS, _RAW, _RESTARTS = 64, 128, 4
+"""Posterior draws of the acquisition function, random designs it is evaluated at, and starts of its maximisation."""
+_SEARCH: dict[str, Any] = {"maxiter": 60, "factr": None, "ftol": 1e-5}
+"""Options of its maximisation; a smaller tolerance makes line searches fail at the rounding errors of the posterior."""
 _GOAL, _PLAN = "give a function of numbers (..., m)", "give LearningPlan(initial=9, batch=4, seed=0)"
 _ACQUISITION = "give a function that returns a BoTorch acquisition function"
 _NEAREST = 1e-9
@@ -248,7 +250,7 @@ class Optimizer:
             q=count,
             num_restarts=_RESTARTS,
             raw_samples=_RAW,
-            options={"maxiter": _ITERATIONS, "factr": None, "ftol": 1e-5, "seed": seed},
+            options=_SEARCH | {"seed": seed},
             sequential=True,
         )
         designs = _distinct(designs.detach().clamp(0.0, 1.0), evaluations.designs, seed=seed)
@@ -291,8 +293,11 @@ def _one(goal: Goal) -> dict[str, Any]:
 
 def _several(goals: Sequence[Goal], point: Float64[Tensor, " o"]) -> dict[str, Any]:
     """BoTorch's objectives, and the reference point of their hypervolume."""
-    stacked = GenericMCMultiOutputObjective(lambda samples, X=None: torch.stack([goal(samples) for goal in goals], -1))
-    return {"objective": stacked, "ref_point": point}
+
+    def stacked(samples: Tensor, X: Tensor | None = None) -> Tensor:
+        return torch.stack([goal(samples) for goal in goals], -1)
+
+    return {"objective": GenericMCMultiOutputObjective(stacked), "ref_point": point}
 
 
 def _goals(goals: Mapping[str, object]) -> dict[str, Goal]:
