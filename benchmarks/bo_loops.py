@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import time
 import warnings
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-from botorch.acquisition.logei import qLogNoisyExpectedImprovement
+from botorch.acquisition.logei import qLogNoisyExpectedImprovement, qLogProbabilityOfFeasibility
 from botorch.acquisition.objective import GenericMCObjective
 from botorch.models import ModelListGP, SingleTaskGP
 from botorch.models.transforms import Standardize
@@ -33,12 +35,14 @@ def run(
     """Optimise; return losses in order, in which infeasible designs have `problem.infeasible`, and processor seconds."""
     count = problem.initial + (problem.evaluations if evaluations is None else evaluations)
     start = time.process_time()
-    designs = _sobol(problem, count, seed)
-    with warnings.catch_warnings(), seeded(seed, "batch methods"):
+    with warnings.catch_warnings(), seeded(seed, "batch methods"), _optimizer(problem, seed) as optimizer:
         warnings.filterwarnings("ignore", message="Sparse invariant checks", category=UserWarning)
-        if method != METHODS[0]:
-            choose = _by_optimizer if method == METHODS[2] else _by_scalars
-            designs = choose(problem, designs[: problem.initial], count=count, budget=budget, seed=seed)
+        if method == METHODS[0]:
+            designs = torch.quasirandom.SobolEngine(problem.dimension, scramble=True, seed=seed).draw(count, dtype=torch.double)
+        elif method == METHODS[1]:
+            designs = _by_scalars(problem, optimizer.ask(), count=count, budget=budget, seed=seed)
+        else:
+            designs = optimizer.run(evaluations=count).designs
     seconds = time.process_time() - start
     observations = problem.read(problem.simulate(designs).outputs)
     return {
@@ -49,16 +53,11 @@ def run(
     }
 
 
-def _sobol(problem: DesignProblem, count: int, seed: int) -> Tensor:
-    """The Sobol sequence that `Optimizer` starts with."""
-    start = stream_seed(seed, "first designs")
-    return torch.quasirandom.SobolEngine(problem.dimension, scramble=True, seed=start).draw(count, dtype=torch.double)
-
-
-def _by_optimizer(problem: DesignProblem, initial: Tensor, *, count: int, budget: bo_methods.Budget, seed: int) -> Tensor:
-    """Designs of `Optimizer` with a kernel operator, on the field and the known functions of it."""
+@contextlib.contextmanager
+def _optimizer(problem: DesignProblem, seed: int) -> Iterator[pn.active.Optimizer]:
+    """The optimizer with a kernel operator, on the field and the known functions of it."""
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as executor:
-        optimizer = pn.active.Optimizer(
+        yield pn.active.Optimizer(
             problem.solve,
             pn.heads.KernelOperator(min_noise=bo_methods.MIN_NOISE),
             encode=problem.encode,
@@ -67,10 +66,9 @@ def _by_optimizer(problem: DesignProblem, initial: Tensor, *, count: int, budget
             objective=lambda numbers: -problem.loss(numbers),
             constraints={"violation": problem.violation} if problem.constraint else {},
             store=folder,
-            plan=pn.active.LearningPlan(initial=len(initial), batch=BATCH, seed=seed),
+            plan=pn.active.LearningPlan(initial=problem.initial, batch=BATCH, seed=seed),
             simulation=pn.active.SimulationOptions(executor=executor, show_progress=False),
         )
-        return optimizer.run(evaluations=count).designs
 
 
 def _by_scalars(problem: DesignProblem, initial: Tensor, *, count: int, budget: bo_methods.Budget, seed: int) -> Tensor:
@@ -90,14 +88,19 @@ def _by_scalars(problem: DesignProblem, initial: Tensor, *, count: int, budget: 
             for values in scalars
         ]
         model = ModelListGP(*[bo_methods.fitted(one, budget.fit_iterations) for one in models])
-        acquisition = qLogNoisyExpectedImprovement(
-            model,
-            X_baseline=designs,
-            objective=GenericMCObjective(lambda samples, X=None: samples[..., 0]),
-            constraints=[lambda samples: samples[..., 1]] if problem.constraint else None,
-            sampler=SobolQMCNormalSampler(torch.Size([budget.draws]), seed=stream_seed(seed, "batch draws", number)),
-            prune_baseline=True,
-        )
+        constraints = [lambda samples: samples[..., 1]] if problem.constraint else None
+        sampler = SobolQMCNormalSampler(torch.Size([budget.draws]), seed=stream_seed(seed, "batch draws", number))
+        if not bool((problem.violation(observations) <= 0).any()):
+            acquisition = qLogProbabilityOfFeasibility(model, constraints=constraints, sampler=sampler)
+        else:
+            acquisition = qLogNoisyExpectedImprovement(
+                model,
+                X_baseline=designs,
+                objective=GenericMCObjective(lambda samples, X=None: samples[..., 0]),
+                constraints=constraints,
+                sampler=sampler,
+                prune_baseline=True,
+            )
         chosen, _ = optimize_acqf(
             acquisition,
             bounds,

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, cast
 
 import torch
 from botorch.acquisition.acquisition import AcquisitionFunction
-from botorch.acquisition.logei import qLogNoisyExpectedImprovement
+from botorch.acquisition.logei import qLogNoisyExpectedImprovement, qLogProbabilityOfFeasibility
 from botorch.acquisition.multi_objective.logei import qLogNoisyExpectedHypervolumeImprovement
 from botorch.acquisition.multi_objective.objective import GenericMCMultiOutputObjective
 from botorch.acquisition.objective import GenericMCObjective
@@ -88,7 +88,8 @@ class Optimizer:
         constraints: Functions like the objective, by name; feasible where at most 0.
         acquisition: Called as `acquisition(model, baseline, objective=..., constraints=..., sampler=...)` with evaluated
             designs `(n, d)` and BoTorch's objective and constraints, with several objectives also `ref_point=`; by default
-            `qLogNoisyExpectedImprovement`, or `qLogNoisyExpectedHypervolumeImprovement`.
+            `qLogNoisyExpectedImprovement`, or `qLogNoisyExpectedHypervolumeImprovement`; `qLogProbabilityOfFeasibility` until a
+            feasible design is known.
         training: The operator, and its training; none by default.
         plan: Designs of the Sobol sequence, `initial`; designs of a round, `batch`; and the seed. By default 2 d + 1, 4 and 0.
         simulation: Workers, time limits and progress bars.
@@ -141,7 +142,7 @@ class Optimizer:
         check(len(self._objectives) > 0, "an objective", objective)
         self._constraints = _goals(constraints or {})
         self._functional, self._encode = functional, check_callable(encode, "encode", remedy="give designs (N, d) to a Field")
-        self._acquisition = check_callable(acquisition or _expected_improvement, "acquisition", remedy=_ACQUISITION)
+        self._acquisition = check_callable(acquisition or _improvement_or_feasibility, "acquisition", remedy=_ACQUISITION)
         self.goal = identity_of((self._objectives, self._constraints, self._acquisition))
         self.store = store if isinstance(store, ResultStore) else ResultStore(check_path(store, "store"))
         sobol = torch.quasirandom.SobolEngine(self.dimension, scramble=True, seed=stream_seed(self.plan.seed, "first designs"))
@@ -280,8 +281,14 @@ class Optimizer:
         return inputs
 
 
-def _expected_improvement(model: OperatorModel, baseline: Tensor, **options: Any) -> AcquisitionFunction:
+def _improvement_or_feasibility(model: OperatorModel, baseline: Tensor, **options: Any) -> AcquisitionFunction:
     """The logarithm of noisy expected improvement over the evaluated designs, or of that of their hypervolume."""
+    if options["constraints"] is not None:
+        with torch.no_grad():
+            means = cast(TorchPosterior, model.posterior(baseline)).mean
+        if not torch.stack([constraint(means) <= 0 for constraint in options["constraints"]]).all(0).any():
+            constraints, sampler = options["constraints"], options["sampler"]
+            return qLogProbabilityOfFeasibility(model, constraints=constraints, sampler=sampler)
     kind = qLogNoisyExpectedHypervolumeImprovement if "ref_point" in options else qLogNoisyExpectedImprovement
     return kind(model, X_baseline=baseline, prune_baseline=True, **options)
 
