@@ -235,23 +235,6 @@ def check_text(value: object, name: str) -> str:
     return value
 
 
-def check_interval(value: object, name: str, *, below: float = math.inf) -> tuple[float, float]:
-    """Return two increasing positive numbers.
-
-    Raises:
-        ArgumentError: If they are anything else, or the larger one is not below `below`.
-
-    Examples:
-        >>> check_interval([0.5, 2], "widths")
-        (0.5, 2.0)
-    """
-    remedy = "give two increasing numbers"
-    bounds = tuple(check_real(bound, name, above=0.0, below=below) for bound in check_sequence(value, name, remedy=remedy))
-    if len(bounds) != 2 or not bounds[0] < bounds[1]:
-        raise ArgumentError(expected=f"{name} (least, largest)", got=repr(value), remedy=remedy)
-    return bounds[0], bounds[1]
-
-
 def check_finite(values: Tensor, name: str, *, remedy: str = "drop or repair those fields") -> None:
     """Raise a DataError, with the count and the first place, if any value is NaN or infinite."""
     if values.is_floating_point() and math.isfinite(values.detach().sum()):  # then all are, and a sum is found much faster
@@ -329,7 +312,7 @@ def cast(
     dtype: torch.dtype,
     name: str,
     *,
-    dims: tuple[int, ...] | None = None,
+    dims: tuple[int, ...] = (),
     error: type[ProbneuralError] = DataError,
 ) -> Tensor:
     """Convert to a dtype that may be narrower, without overflow or underflow.
@@ -347,11 +330,7 @@ def cast(
     moved = values.to(dtype)
     if values.dtype != torch.float64 or dtype != torch.float32 or not values.numel():
         return moved
-    before, after = values.detach().abs(), moved.detach().abs()
-    if dims is not None:
-        before, after = before.amax(dims), after.amax(dims)
-    else:
-        before, after = before.max(), after.max()
+    before, after = values.detach().abs().amax(dims), moved.detach().abs().amax(dims)
     lost = (torch.isinf(after) & torch.isfinite(before)) | ((after < torch.finfo(dtype).tiny) & (before > 0))
     if bool(lost.any()):
         limits = torch.finfo(dtype)
@@ -609,15 +588,13 @@ def missing_attribute(instance: Any, name: str) -> Any:
     return object.__getattribute__(instance, name)  # whose error names the attribute, within a property too
 
 
-_PLOTS = ("matplotlib",)
-_DATA = ("h5netcdf", "h5py", "numcodecs", "xarray", "zarr")
 PACKAGES: dict[str, tuple[str, ...]] = {
     "arviz": ("arviz",),
-    "data": _DATA,
+    "data": ("h5netcdf", "h5py", "numcodecs", "xarray", "zarr"),
     "mesh": ("meshio",),
     "ode": ("torchdiffeq",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
-    "plots": _PLOTS,
+    "plots": ("matplotlib",),
     "pyro": ("pyro-ppl",),
     "xarray": ("xarray",),
 }

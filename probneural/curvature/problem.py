@@ -11,7 +11,7 @@ import torch.distributed
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from probneural.checks import assign, check_flag, check_integer, validated
+from probneural.checks import validated
 from probneural.curvature.parameters import ParameterVector
 from probneural.curvature.rows import evaluate_at
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError, UnsupportedError
@@ -19,6 +19,7 @@ from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldSource
 from probneural.processes import sum_over_processes
+from probneural.settings import Count, Settings
 
 if TYPE_CHECKING:
     pass
@@ -111,7 +112,7 @@ operators with one thread and with two; larger chunks gain only where a minibatc
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Minibatches:
+class Minibatches(Settings):
     """Minibatches and distribution of sums over samples.
 
     Args:
@@ -126,15 +127,13 @@ class Minibatches:
         UnsupportedError: If `is_sharded` without an initialised torch.distributed.
     """
 
-    size: int = 32
-    chunk: int | None = None
+    size: Count = 32
+    chunk: Count | None = None
     is_sharded: bool = False
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        assign(self, size=check_integer(self.size, "size"), is_sharded=check_flag(self.is_sharded, "is_sharded"))
-        if self.chunk is not None:
-            assign(self, chunk=check_integer(self.chunk, "chunk"))
+        super().__post_init__()
         if self.is_sharded and not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             raise UnsupportedError(
                 expected="an initialised torch.distributed for sharded data",

@@ -306,7 +306,7 @@ class Grid(Undisturbed):
             _points=_padded([points for points, _ in tensors], 0),
             _weights=_padded([weights for _, weights in tensors], 0),
             _observed=None if bool(observed.all()) else observed,
-            _cells=None if parts[0]._cells is None else _padded([_present(part._cells) for part in parts], -1),
+            _cells=None if parts[0]._cells is None else _padded([part._cells for part in parts if part._cells is not None], -1),
         )
 
     def singles(self) -> list[Grid]:
@@ -691,11 +691,6 @@ def _coordinates(points: Tensor | Sequence[Sequence[float]]) -> Float64[Tensor, 
 def _padded(parts: Sequence[Tensor], number: int) -> Tensor:
     """Tensors `(p_i, ...)` as one `(n, p, ...)`, padded at the end."""
     return torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True, padding_value=number)
-
-
-def _present(cells: Tensor | None) -> Tensor:
-    assert cells is not None  # all grids of a batch have cells
-    return cells
 
 
 def _lazy_copy(tensor: Tensor) -> Tensor:
