@@ -228,6 +228,33 @@ def check_sequence(value: object, name: str, *, remedy: str, error: type[Probneu
     return tuple(value)
 
 
+def check_shape(tensor: Tensor | NDArray[Any], name: str, *sizes: int | str, remedy: str) -> None:
+    """Raise a ShapeError unless a tensor has these sizes.
+
+    Args:
+        tensor: The tensor.
+        name: Its name in the message.
+        sizes: Length of each axis; a text names an axis of any length, and a leading "..." stands for any number of axes.
+        remedy: How to mend it.
+
+    Examples:
+        >>> check_shape(torch.ones(2, 3), "values", "...", 3, remedy="")
+    """
+    shape, is_open = tuple(tensor.shape), sizes[:1] == ("...",)
+    last = sizes[1:] if is_open else sizes
+    pairs = zip(last, shape[len(shape) - len(last) :], strict=False)
+    fits = len(shape) == len(last) or (is_open and len(shape) > len(last))
+    if not fits or any(not isinstance(size, str) and size != length for size, length in pairs):
+        expected = f"{name} of shape ({', '.join(map(str, sizes))}{',' * (len(sizes) == 1)})"
+        raise ShapeError(expected=expected, got=str(shape), remedy=remedy)
+
+
+def check_count(count: int, expected: int, things: str, *, remedy: str) -> None:
+    """Raise a ShapeError unless there are as many things as expected: channels, samples, axes."""
+    if count != expected:
+        raise ShapeError(expected=f"{expected} {things}", got=str(count), remedy=remedy)
+
+
 def check_text(value: object, name: str) -> str:
     """Return a text, or raise an ArgumentError."""
     if not isinstance(value, str):

@@ -10,13 +10,13 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.checks import check_finite, check_flag, check_instance, check_squares
+from probneural.checks import check_count, check_finite, check_flag, check_instance, check_squares
 from probneural.distributions.base import FieldDistribution, noise_variance
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.mixture import MixtureField
 from probneural.distributions.predictors.base import Predictor
-from probneural.errors import CalibrationError, ShapeError, UnsupportedError
+from probneural.errors import CalibrationError, UnsupportedError
 from probneural.grids import Grid
 from probneural.metrics.comparison import domain_average
 from probneural.metrics.scores import batch_size
@@ -193,12 +193,8 @@ def check_pairs(predictor: Predictor, pairs: Dataset) -> None:
         predictor, Predictor, "predictor", remedy="fit a head first: pn.heads.LastLayerLaplace().fit(operator, train)"
     )
     check_dataset(pairs, "calibration", least=0)
-    if pairs.outputs.channels != predictor.out_channels:
-        raise ShapeError(
-            expected=f"outputs of {predictor.out_channels} channels, as predicted",
-            got=str(pairs.outputs.channels),
-            remedy="calibrate with data of the same problem",
-        )
+    remedy = "calibrate with data of the same problem"
+    check_count(pairs.outputs.channels, predictor.out_channels, "channels of outputs, as predicted", remedy=remedy)
     check_units(predictor.trained_on, pairs.inputs)
     check_units(predictor.trained_on, pairs.outputs, name="output")
     if isinstance(pairs, FieldPairs):

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_counts, check_floating, validated
-from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.checks import check_counts, check_floating, check_shape, validated
+from probneural.errors import ArgumentError, DataError
 from probneural.linear_algebra.symmetric_maps import Map, apply, gaussian, inner, orthonormal, row_norms
 from probneural.randomness import stream
 
@@ -124,8 +124,8 @@ def top_eigenpairs(
         raise ArgumentError(
             expected=f"rank up to {size} and tolerance above 0", got=f"{rank} and {tolerance}", remedy="ask for fewer pairs"
         )
-    if start is not None and (start.ndim != 2 or start.shape[0] != size):
-        raise ShapeError(expected=f"start of shape ({size}, k)", got=str(tuple(start.shape)), remedy="one direction per column")
+    if start is not None:
+        check_shape(start, "start", size, "k", remedy="one direction per column")
     if start is not None and not bool(start.isfinite().all()):
         raise DataError(expected="a start that is finite", got="NaN or infinity", remedy="leave it out")
     like = torch.zeros((), dtype=torch.float64, device="cpu") if like is None else check_floating(like, "like").new_zeros(())

@@ -11,7 +11,7 @@ import torch.distributed
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from probneural.checks import validated
+from probneural.checks import check_count, check_shape, validated
 from probneural.curvature.parameters import ParameterVector
 from probneural.curvature.rows import evaluate_at
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError, UnsupportedError
@@ -69,8 +69,7 @@ class QuadratureGaussian:
             ShapeError: If there is not one precision per channel.
             GridError: If masks differ between samples.
         """
-        if precision.ndim != 1:
-            raise ShapeError(expected="precision (c,)", got=str(tuple(precision.shape)), remedy="one number per channel")
+        check_shape(precision, "precision", "c", remedy="one number per channel")
         mean_weights = (grid.sample_weights if grid.has_points_per_sample else grid.mean_weights).to(precision.device)
         return cls(precision.detach().to(torch.float64)[:, None] * mean_weights)
 
@@ -277,12 +276,8 @@ class CurvatureProblem:
 
     def _outputs(self, parameters: Tensor, inputs: Field, query: Grid | None) -> Tensor:
         values = evaluate_at(self.operator, self.layout, vector=parameters, inputs=inputs, query=query)
-        if values.shape[1] != self.likelihood.channels:
-            raise ShapeError(
-                expected=f"{self.likelihood.channels} output channels, as the likelihood has",
-                got=str(values.shape[1]),
-                remedy="give one precision per output channel",
-            )
+        remedy = "give one precision per output channel"
+        check_count(values.shape[1], self.likelihood.channels, "output channels, as the likelihood has", remedy=remedy)
         return values.flatten(2)
 
     def check_targets(self) -> None:

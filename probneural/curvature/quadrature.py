@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.checks import check_counts, check_floating, validated
+from probneural.checks import check_counts, check_floating, check_shape, validated
 from probneural.curvature.lanczos import Eigenpairs, RitzPairs
-from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.errors import ArgumentError, DataError
 from probneural.linear_algebra.symmetric_maps import Map, apply, gaussian, row_norms
 from probneural.randomness import stream
 
@@ -163,10 +163,7 @@ def _taken_out(deflate: Eigenpairs | None, size: int, like: Tensor) -> tuple[Ten
     """Known eigenvalues, `(r,)`, and their eigenvectors as rows, `(r, P)`, the unresolved ones last."""
     if deflate is None:
         return torch.zeros(0, dtype=torch.float64, device=like.device), like.new_zeros(0, size)
-    if deflate.vectors.shape[0] != size:
-        raise ShapeError(
-            expected=f"eigenvectors ({size}, r)", got=str(tuple(deflate.vectors.shape)), remedy="those of the same map"
-        )
+    check_shape(deflate.vectors, "eigenvectors", size, "r", remedy="those of the same map")
     groups: list[Eigenpairs | RitzPairs] = [deflate] if deflate.unresolved is None else [deflate, deflate.unresolved]
     deflated = torch.cat([group.values.to(like.device, torch.float64) for group in groups])
     return deflated, torch.cat([group.vectors.to(like).mT for group in groups])

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from probneural.checks import check_callable, check_finite, check_floating, check_integer, real_tensor
+from probneural.checks import check_callable, check_finite, check_floating, check_integer, check_shape, real_tensor
 from probneural.contexts import undisturbed
 from probneural.distributions.base import (
     FieldDistribution,
@@ -68,12 +68,9 @@ class EmpiricalField(FieldDistribution):
     def __init__(self, samples: Float[Tensor, "..."], weights: Float[Tensor, " s"] | None = None, *, grid: Grid) -> None:
         check_floating(samples, "samples")
         check_grid(grid)
-        if samples.ndim != 3 + len(grid.shape) or tuple(samples.shape[3:]) != grid.shape or samples.shape[0] == 0:
-            raise ShapeError(
-                expected=f"samples of shape (s, n, c, *{grid.shape}) with s >= 1",
-                got=str(tuple(samples.shape)),
-                remedy="stack the members in front",
-            )
+        check_shape(samples, "samples", "s", "n", "c", *grid.shape, remedy="stack the members in front")
+        if not len(samples):
+            raise ShapeError(expected="one member or more", got="none", remedy="stack the members in front")
         weights = torch.ones(samples.shape[0], device="cpu") if weights is None else real_tensor(weights, "weights")
         check_values(weights, (samples.shape[0],), "weights")
         mass = weights.to(samples.device, torch.float64)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_instance, check_integer, check_real, check_sequence, real_tensor
+from probneural.checks import check_instance, check_integer, check_real, check_sequence, check_shape, real_tensor
 from probneural.contexts import Undisturbed
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.grids import Grid, check_on_grid
@@ -72,10 +72,7 @@ class Functional(Undisturbed, ABC):
             ShapeError: If the last axis does not have length m.
         """
         tensor = real_tensor(numbers, "numbers")
-        if tensor.ndim == 0 or tensor.shape[-1] != self.size:
-            raise ShapeError(
-                expected=f"numbers of shape (..., {self.size})", got=str(tuple(tensor.shape)), remedy="pass a result of calls"
-            )
+        check_shape(tensor, "numbers", "...", self.size, remedy="pass a result of calls")
         return self._adjoint(tensor)
 
     def row_norms(self, *, order: int = 2) -> Float64[Tensor, " m"]:
@@ -139,15 +136,7 @@ class MatrixFunctional(Functional):
     def __post_init__(self) -> None:
         """Check the matrix against the grid."""
         samples = (len(self.grid.weights),) if self.grid.has_points_per_sample else ()
-        if self.matrix.ndim != 2 + len(samples) or (*self.matrix.shape[:-2], self.matrix.shape[-1]) != (
-            *samples,
-            self.grid.size,
-        ):
-            raise ShapeError(
-                expected=f"a matrix of shape ({'n, ' if samples else ''}m, {self.grid.size})",
-                got=str(tuple(self.matrix.shape)),
-                remedy="one column per grid point",
-            )
+        check_shape(self.matrix, "a matrix", *samples, "m", self.grid.size, remedy="one column per grid point")
         if samples:
             return
         check_unbatched(self.grid)

@@ -12,7 +12,7 @@ from jaxtyping import Int64
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from probneural.checks import check_choice, check_finite, check_integer, real_tensor
+from probneural.checks import check_choice, check_finite, check_integer, check_shape, real_tensor
 from probneural.contexts import undisturbed
 from probneural.errors import ArgumentError, GridError, ShapeError
 from probneural.functionals.base import AlongAxis, Functional, MatrixFunctional, check_unbatched, on_each
@@ -204,12 +204,7 @@ def _described(where: object, lower: Corner | None, upper: Corner | None) -> str
 
 def _checked_path(path: Tensor | Sequence[Sequence[float]], grid: Grid) -> Tensor:
     vertices = real_tensor(path, "path", dtype=torch.float64, device=torch.device("cpu")).detach()
-    if vertices.ndim != 2 or vertices.shape[1] != grid.dimension or len(vertices) < 2:
-        raise ShapeError(
-            expected=f"a path of shape (k, {grid.dimension}) with k >= 2 points",
-            got=str(tuple(vertices.shape)),
-            remedy="one row per vertex",
-        )
+    check_shape(vertices, "a path", "k", grid.dimension, remedy="one row per vertex")
     check_finite(vertices, "vertices", remedy="drop them")
     for number, axis in enumerate(grid.axes):
         slack, along = 1e-9 * axis.length, vertices[:, number]
@@ -347,10 +342,7 @@ class ValuesAt(Functional):
 
 def _locations(locations: Tensor | Sequence[Sequence[float]]) -> Tensor:
     points = real_tensor(locations, "locations", dtype=torch.float64, device=torch.device("cpu"))
-    if points.ndim != 2:
-        raise ShapeError(
-            expected="locations of shape (m, d)", got=str(tuple(points.shape)), remedy="write [[0.25], [0.75]] for two in 1-D"
-        )
+    check_shape(points, "locations", "m", "d", remedy="write [[0.25], [0.75]] for two in 1-D")
     return points
 
 

@@ -20,6 +20,7 @@ from probneural.checks import (
     check_positive,
     check_real,
     check_sequence,
+    check_shape,
     check_text,
     real_tensor,
 )
@@ -236,10 +237,7 @@ class Grid(Undisturbed):
             return cls.mesh(where, cells)
         with undisturbed():
             mass = real_tensor(weights, "weights", dtype=torch.float64, device=torch.device("cpu")).detach().clone()
-        if mass.shape != where.shape[:1]:
-            raise ShapeError(
-                expected=f"weights of shape ({where.shape[0]},)", got=str(tuple(mass.shape)), remedy="one weight per point"
-            )
+        check_shape(mass, "weights", len(where), remedy="one weight per point")
         if not bool(torch.isfinite(mass).all() and (mass >= 0).all() and mass.sum() > 0):
             raise DataError(
                 expected="finite weights >= 0 that are not all zero", got="others", remedy="use equal weights volume / p"
@@ -532,10 +530,7 @@ class Grid(Undisturbed):
             0.5
         """
         check_instance(values, Tensor, "values", remedy="flatten the axes of the grid: values.flatten(2)")
-        if values.ndim == 0 or values.shape[-1] != self.size:
-            raise ShapeError(
-                expected=f"values of shape (..., {self.size})", got=str(tuple(values.shape)), remedy="write values.flatten(2)"
-            )
+        check_shape(values, "values", "...", self.size, remedy="write values.flatten(2)")
         if self.is_batch:
             return (values * self.sample_weights.to(values)).sum(-1)
         return values @ self.mean_weights.to(values)
@@ -757,9 +752,5 @@ def check_on_grid(values: Tensor, grid: Grid) -> None:
     """Raise a ShapeError unless the last axes of `values`, a tensor, are the grid's."""
     check_instance(values, Tensor, "values", remedy="convert with torch.as_tensor(values)")
     check_grid(grid)
-    if values.ndim < len(grid.shape) or tuple(values.shape[values.ndim - len(grid.shape) :]) != grid.shape:
-        raise ShapeError(
-            expected=f"values that end in the grid's shape {grid.shape}",
-            got=str(tuple(values.shape)),
-            remedy="channels come before the grid axes: (n, c, *grid.shape)",
-        )
+    remedy = "channels come before the grid axes: (n, c, *grid.shape)"
+    check_shape(values, "values", "...", *grid.shape, remedy=remedy)

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from probneural.checks import check_shape
 from probneural.contexts import outside_of_export, outside_of_transforms
 from probneural.errors import GridError
 from probneural.grids.axes import read_line, transfer
@@ -57,10 +58,7 @@ def _check_readable(grid: Grid, points: Tensor) -> None:
         raise GridError(
             expected="a uniform grid to interpolate from", got=repr(grid), remedy="evaluate the operator there by query="
         )
-    if points.ndim != 2 or points.shape[1] != grid.dimension:
-        raise GridError(
-            expected=f"points of shape (m, {grid.dimension})", got=str(tuple(points.shape)), remedy="one row per point"
-        )
+    check_shape(points, "points", "m", grid.dimension, remedy="one row per point")
     for number, axis in enumerate(grid.axes):
         along = points[:, number]
         slack = 1e-9 * axis.length

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
-from probneural.checks import cast, check_finite, check_scale, check_variances, real_tensor
+from probneural.checks import cast, check_finite, check_scale, check_shape, check_variances, real_tensor
 from probneural.distributions.predictors.base import Predictor, with_records
 from probneural.errors import ArgumentError, DataError, DataWarning, GridError, ShapeError, warn
 from probneural.fields import Field
@@ -315,12 +315,7 @@ def residuals_from(predicted: Float[Tensor, "b c *grid"], outputs: Float[Tensor,
         DataError: If predictions are not finite.
         ShapeError: If their shape is another one.
     """
-    if predicted.shape != outputs.shape:
-        raise ShapeError(
-            expected=f"an operator with outputs {tuple(outputs.shape)}",
-            got=str(tuple(predicted.shape)),
-            remedy="check its channels",
-        )
+    check_shape(predicted, "outputs of the operator", *outputs.shape, remedy="check its channels")
     check_predicted(predicted)
     return outputs.to(torch.float64) - predicted.to(torch.float64)
 

@@ -17,7 +17,17 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from probneural.arrays import reading
 from probneural.arrays.layouts import layouts_of
 from probneural.arrays.plausibility import check_plausible, jumping_axes, rows_to_check, warn_of_fill_values
-from probneural.checks import assign, check_finite, check_flag, check_sequence, described, optional, real_tensor
+from probneural.checks import (
+    assign,
+    check_count,
+    check_finite,
+    check_flag,
+    check_sequence,
+    check_shape,
+    described,
+    optional,
+    real_tensor,
+)
 from probneural.contexts import is_transformed
 from probneural.errors import ArgumentError, DataError, DataWarning, ShapeError, warn
 from probneural.fields import MISSING, Field, check_field, check_parts
@@ -335,8 +345,7 @@ class FieldPairs(Paired):
             if entries is None and name in ("cells", "weights"):
                 continue
             length = len(check_sequence(entries, name, remedy=_ONE_PER_SAMPLE))
-            if length != count:
-                raise ShapeError(expected=f"{count} entries of {name}, one per sample", got=str(length), remedy=_ONE_PER_SAMPLE)
+            check_count(length, count, f"entries of {name}, one per sample", remedy=_ONE_PER_SAMPLE)
         if cells is not None:
             grids = [Grid.mesh(*sample) for sample in zip(points, cells, strict=True)]
         else:
@@ -656,12 +665,8 @@ def _padded_values(values: Sequence[Tensor], grids: Sequence[Grid], name: str) -
     """Values `(c, p_i)` of samples with different points, padded to the largest number."""
     tensors = [real_tensor(sample, f"{name} of sample {number}") for number, sample in enumerate(values)]
     for number, (sample, grid) in enumerate(zip(tensors, grids, strict=True)):
-        if sample.ndim != 2 or tuple(sample.shape) != (tensors[0].shape[0], grid.size):
-            raise ShapeError(
-                expected=f"{name} of sample {number} of shape ({tensors[0].shape[0]}, {grid.size}): channels and points",
-                got=str(tuple(sample.shape)),
-                remedy="one value per channel and point of its mesh",
-            )
+        remedy = "one value per channel and point of its mesh"
+        check_shape(sample, f"{name} of sample {number}", len(tensors[0]), grid.size, remedy=remedy)
         check_finite(sample, f"{name} of sample {number}")
     return torch.nn.utils.rnn.pad_sequence([sample.mT for sample in tensors], batch_first=True).mT.contiguous()
 
