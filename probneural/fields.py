@@ -20,8 +20,9 @@ from probneural.arrays.meshes import write_meshes
 from probneural.arrays.plausibility import warn_of_fill_values
 from probneural.arrays.reading import Mask, check_grid_alone, common_dtype, read_numpy, read_xarray, to_array
 from probneural.contexts import Undisturbed
-from probneural.errors import DataError, GridError, OperatorError, ProbneuralError, ShapeError
+from probneural.errors import DataError, OperatorError, ProbneuralError, ShapeError
 from probneural.grids import Grid, check_grid, resample
+from probneural.grids.grid import check_same_grid
 from probneural.registry import stored
 
 if TYPE_CHECKING:
@@ -110,10 +111,8 @@ class Field(Undisturbed):
         first = fields[0]
         is_per_sample = any(field.grid.has_points_per_sample for field in fields)
         for field in fields[1:]:
-            if not is_per_sample and not field.grid.has_points_of(first.grid):
-                raise GridError(
-                    expected=f"fields on one grid, {first.grid!r}", got=repr(field.grid), remedy="use field.resample(grid)"
-                )
+            if not is_per_sample:
+                check_same_grid(field.grid.unmasked, first.grid.unmasked, "fields", remedy="use field.resample(grid)")
             remedy = "stack channels with torch.cat([a.values, b.values], dim=1)"
             checks.check_count(field.channels, first.channels, "channels of each field", remedy=remedy)
             if (field.dtype, field.device) != (first.dtype, first.device):

@@ -12,11 +12,8 @@ from torch import Tensor
 
 from probneural.checks import check_count, check_finite, check_flag, check_instance, check_squares
 from probneural.distributions.base import FieldDistribution, noise_variance
-from probneural.distributions.empirical import EmpiricalField
-from probneural.distributions.gaussian import GaussianField
-from probneural.distributions.mixture import MixtureField
 from probneural.distributions.predictors.base import Predictor
-from probneural.errors import CalibrationError, UnsupportedError
+from probneural.errors import CalibrationError
 from probneural.grids import Grid
 from probneural.metrics.comparison import domain_average
 from probneural.metrics.scores import batch_size
@@ -236,20 +233,6 @@ def are_rounding(predicted: PredictedMoments, truth: Tensor, *, dtype: torch.dty
     unit = ROUNDING * max(predicted.epsilon, torch.finfo(dtype).eps)
     rounding = unit * torch.maximum(predicted.mean.abs(), truth.abs()).amax(axes, keepdim=True)
     return ((truth - predicted.mean).abs() <= rounding) & (predicted.variance <= rounding.square())
-
-
-def gaussian_of(u: FieldDistribution) -> GaussianField:
-    """The Gaussian field of a prediction, by moment matching if the prediction is not Gaussian.
-
-    Raises:
-        UnsupportedError: If the field is neither Gaussian nor empirical nor a mixture.
-    """
-    matched = u.moment_matched() if isinstance(u, EmpiricalField | MixtureField) else u
-    if not isinstance(matched, GaussianField):
-        raise UnsupportedError(
-            expected="a predictor of Gaussian or empirical fields", got=type(u).__name__, remedy="use EmpiricalField(samples)"
-        )
-    return matched
 
 
 FOLDS = 5

@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.calibration.predictions import check_pairs, distributions, gaussian_of, untrained_keys
+from probneural.calibration.predictions import check_pairs, distributions, untrained_keys
 from probneural.contexts import without_gradients
 from probneural.distributions.gaussian import GaussianField
-from probneural.distributions.mixture import MixtureField, pooled
+from probneural.distributions.mixture import MixtureField, gaussian_of, pooled
 from probneural.distributions.predictors.base import Predictor
 from probneural.distributions.predictors.mixture import MixturePredictor, as_component, checked_predictors
 from probneural.errors import CalibrationError

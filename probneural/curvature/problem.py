@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from probneural.checks import check_count, check_shape, validated
 from probneural.curvature.parameters import ParameterVector
 from probneural.curvature.rows import evaluate_at
-from probneural.errors import ArgumentError, DataError, GridError, ShapeError, UnsupportedError
+from probneural.errors import ArgumentError, DataError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid
+from probneural.grids.grid import check_same_grid
 from probneural.pairs import FieldSource
 from probneural.processes import sum_over_processes
 from probneural.settings import Count, Settings
@@ -209,10 +210,7 @@ class CurvatureProblem:
             )
         if self.targets is None:
             return
-        if not self.targets.grid.has_points_of(self.where):
-            raise GridError(
-                expected=f"targets on {self.where!r}", got=repr(self.targets.grid), remedy="pass their grid as grid="
-            )
+        check_same_grid(self.targets.grid.unmasked, self.where.unmasked, "targets", remedy="pass their grid as grid=")
         if len(self.targets) != len(self.inputs) or self.targets.channels != self.likelihood.channels:
             raise ShapeError(
                 expected=f"{len(self.inputs)} targets of {self.likelihood.channels} channels",

@@ -29,11 +29,12 @@ from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.intervals import ENOUGH_MEMBERS, check_probabilities, member_quantiles
 from probneural.distributions.latent import Latent, checked_seeds, digest, draw_stream
 from probneural.distributions.roots.base import DenseRoot, square_root, square_units
-from probneural.errors import ArgumentError, DataError, GridError, ShapeError
+from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import select_rows
 from probneural.functionals import Functional
 from probneural.functionals.base import check_functional
 from probneural.grids import Grid, check_grid
+from probneural.grids.grid import check_same_grid
 from probneural.randomness import check_seed, stream_seed
 
 _CHUNK_ELEMENTS = 2**21
@@ -244,12 +245,8 @@ def push_draws(u: FieldDistribution, function: Callable[[Tensor], Tensor], *, dr
     check_callable(function, "function", remedy="give a function of values (s, n, c, *grid) that returns (s, n, c, m)")
     draws, seed = check_integer(draws, "draws"), check_seed(seed)
     where = getattr(function, "grid", None)
-    if isinstance(where, Grid) and where != u.grid:
-        raise GridError(
-            expected=f"a function on the distribution's grid {u.grid!r}",
-            got=f"one on {where!r}",
-            remedy="build it on that grid",
-        )
+    if isinstance(where, Grid):
+        check_same_grid(where, u.grid, "a function", remedy="build it on the distribution's grid")
     if isinstance(u, EmpiricalField):
         samples, weights = _image(function, u.samples), u.weights
     else:

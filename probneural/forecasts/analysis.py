@@ -29,6 +29,7 @@ from probneural.errors import ArgumentError, GridError
 from probneural.fields import Field, check_field
 from probneural.forecasts.observations import Observation, ObservedNumbers, by_lead, observed_numbers, update
 from probneural.grids import Grid, check_grid
+from probneural.grids.grid import check_same_grid
 from probneural.randomness import check_seed, stream_seed
 from probneural.settings import Positive, Seed, Settings
 
@@ -96,10 +97,7 @@ class FunctionMembers:
                 remedy="give initial=, a distribution of the states at lead 0",
             )
         check_instance(initial, FieldDistribution, "initial", remedy="give a distribution over the states at lead 0")
-        if initial.grid != start.grid:
-            raise GridError(
-                expected=f"an initial distribution on {start.grid!r}", got=repr(initial.grid), remedy="predict on that grid"
-            )
+        check_same_grid(initial.grid, start.grid, "an initial distribution", remedy="predict on that grid")
         check_values(initial.mean, tuple(start.values.shape), "the mean of initial")
         return cls(function=function, start=start.detached(), initial=initial, count=members, seed=check_seed(seed))
 

@@ -15,6 +15,7 @@ from probneural.contexts import Undisturbed
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.grids import Grid, check_on_grid
 from probneural.grids.axes import transfer
+from probneural.grids.grid import check_same_grid
 
 _NORM_ROWS = 256
 """Number of rows of a functional's matrix per chunk."""
@@ -322,12 +323,8 @@ def check_functional(functional: object, name: str = "functional", *, grid: Grid
         "GenericMCObjective(lambda samples, X=None: samples.amax(-1))"
     )
     checked = check_instance(functional, Functional, name, remedy=nonlinear if is_map else remedy)
-    if grid is not None and checked.grid != grid:
-        raise GridError(
-            expected=f"a functional on the distribution's grid {grid!r}",
-            got=f"one on {checked.grid!r}",
-            remedy="build the functional from the distribution's grid",
-        )
+    if grid is not None:
+        check_same_grid(checked.grid, grid, "a functional", remedy="build the functional from the distribution's grid")
     return checked
 
 
@@ -344,12 +341,10 @@ def check_labels(labels: object, size: int, *, name: str = "labels") -> tuple[st
 
 
 def _check_one_grid(parts: Sequence[Functional]) -> None:
+    if not parts:
+        raise GridError(expected="functionals on one grid", got="none", remedy="give one or more")
     for part in parts:
-        check_functional(part, "one of the functionals")
-    if not parts or any(part.grid != parts[0].grid for part in parts):
-        raise GridError(
-            expected="functionals on one grid", got=str([part.grid for part in parts]), remedy="build them from the same Grid"
-        )
+        check_functional(part, "one of the functionals", grid=parts[0].grid if part is not parts[0] else None)
 
 
 def stack(functionals: Sequence[Functional]) -> Functional:

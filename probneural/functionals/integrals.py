@@ -28,6 +28,7 @@ from probneural.functionals.regions import (
     points_in_box,
 )
 from probneural.grids import Grid, check_grid, interpolation_matrix
+from probneural.grids.grid import check_unmasked
 from probneural.grids.mesh import boundary_areas
 from probneural.linear_algebra.interpolation import POLYNOMIAL_DEGREE
 
@@ -153,8 +154,7 @@ def line_integral(grid: Grid, path: Tensor | Sequence[Sequence[float]]) -> Funct
         >>> round(diagonal(grid.points.sum(1).reshape(1, 9, 9)).item(), 9)  # x + y has mean 0.7 along a length of 1
         0.7
     """
-    if not check_grid(grid).is_uniform:
-        raise GridError(expected="a uniform grid", got=repr(grid), remedy="predict on a uniform grid, by query=")
+    check_grid(grid, uniform=True, remedy="predict on a uniform grid, by query=")
     vertices = _checked_path(path, grid)
     row = torch.zeros(grid.size, dtype=torch.float64)
     for start, end in pairwise(vertices):
@@ -294,16 +294,9 @@ def derivative(
         >>> round(slope(torch.sin(2 * torch.pi * grid.points[:, 0])[None]).item() / torch.pi, 9)
         2.0
     """
-    axis = check_integer(axis, "axis", least=0, most=check_grid(grid).dimension - 1)
+    check_unmasked(check_grid(grid, uniform=True), "derivatives, or predict with query=grid.unmasked")
+    axis = check_integer(axis, "axis", least=0, most=grid.dimension - 1)
     order = check_integer(order, "order")
-    if not grid.is_uniform:
-        raise GridError(
-            expected="a uniform grid", got=repr(grid), remedy="scattered values have no interpolant to differentiate"
-        )
-    if grid.is_masked:
-        raise GridError(
-            expected="a grid without a mask", got=repr(grid), remedy="differentiate what is predicted with query=grid.unmasked"
-        )
     line = grid.axes[axis]
     highest = min(POLYNOMIAL_DEGREE, line.size - 1)
     if order > highest and not line.periodic:  # the interpolant's derivative is zero, not an approximation

@@ -579,8 +579,7 @@ class Grid(Undisturbed):
             GridError: If this grid is scattered.
             ArgumentError: If `shape` does not name one size per axis.
         """
-        if not self.is_uniform:
-            raise GridError(expected="a uniform grid", got=repr(self), remedy="a scattered grid has no resolution to change")
+        check_grid(self, uniform=True, remedy="a scattered grid has no resolution to change")
         if isinstance(shape, tuple) and shape == self.shape and all(type(size) is int for size in shape):
             return self  # whose points are known already
         sizes = per_axis(shape, self.dimension, "shape", check_integer)
@@ -605,8 +604,7 @@ class Grid(Undisturbed):
             GridError: If this grid is scattered.
             ArgumentError: If there is not one name per axis.
         """
-        if not self.is_uniform:
-            raise GridError(expected="a uniform grid", got=repr(self), remedy="scattered points have no axes")
+        check_grid(self, uniform=True, remedy="scattered points have no axes")
         words = per_axis(names, self.dimension, "names", check_text)
         units = units if isinstance(units, str) else check_sequence(units, "units", remedy="give one text per axis") or ""
         kinds = per_axis(units, self.dimension, "units", check_text)
@@ -722,7 +720,10 @@ def per_axis(value: Any, count: int, name: str, check: Callable[[Any, str], Any]
     return tuple(check(entry, name) for entry in entries)
 
 
-def check_grid(grid: object, name: str = "grid", *, uniform: bool = False) -> Grid:
+_INTERPOLATE = "interpolate values by scipy.interpolate.griddata"
+
+
+def check_grid(grid: object, name: str = "grid", *, uniform: bool = False, remedy: str = _INTERPOLATE) -> Grid:
     """Return a grid.
 
     Raises:
@@ -730,10 +731,14 @@ def check_grid(grid: object, name: str = "grid", *, uniform: bool = False) -> Gr
     """
     checked = check_instance(grid, Grid, name, remedy="give a pn.Grid: inputs.grid.resized(128), for example", error=GridError)
     if uniform and not checked.is_uniform:
-        raise GridError(
-            expected=f"a uniform grid as {name}", got=repr(grid), remedy="interpolate values by scipy.interpolate.griddata"
-        )
+        raise GridError(expected=f"a uniform grid as {name}", got=repr(grid), remedy=remedy)
     return checked
+
+
+def check_same_grid(grid: Grid, expected: Grid, name: str, *, remedy: str) -> None:
+    """Raise a GridError unless two grids are equal."""
+    if grid != expected:
+        raise GridError(expected=f"{name} on {expected!r}", got=repr(grid), remedy=remedy)
 
 
 def check_unmasked(grid: Grid, purpose: str) -> Grid:

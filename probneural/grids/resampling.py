@@ -54,10 +54,7 @@ def interpolation_matrix(grid: Grid, points: Tensor, *, orders: Sequence[int] | 
 
 def _check_readable(grid: Grid, points: Tensor) -> None:
     """Raise a GridError unless the grid is uniform, and the points lie within its domain."""
-    if not check_grid(grid).is_uniform:
-        raise GridError(
-            expected="a uniform grid to interpolate from", got=repr(grid), remedy="evaluate the operator there by query="
-        )
+    check_grid(grid, uniform=True, remedy="evaluate the operator there by query=")
     check_shape(points, "points", "m", grid.dimension, remedy="one row per point")
     for number, axis in enumerate(grid.axes):
         along = points[:, number]

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from probneural.checks import check_instance, check_integer, check_shape
 from probneural.contexts import remembered
-from probneural.errors import GridError
 from probneural.grids import Grid, check_grid
 from probneural.operators.base import Operator, initial_weights
 from probneural.operators.checks import check_samples, check_where
@@ -85,12 +84,8 @@ class DeepONet(Operator):
         frequencies = check_integer(frequencies, "frequencies")
         if sensors is not None:
             check_grid(sensors, "sensors")
-        if not isinstance(domain, Grid) or not domain.is_uniform:
-            raise GridError(
-                expected="a uniform grid as domain",
-                got=repr(domain),
-                remedy="scattered sensors do not say where the domain ends: give domain=, a uniform grid of any size on it",
-            )
+        remedy = "scattered sensors do not say where the domain ends: give domain=, a uniform grid of any size on it"
+        domain = check_grid(domain, "domain", uniform=True, remedy=remedy)
         self.sensors, self.domain = sensors, domain
         self.basis, self.layers, self.frequencies = basis, layers, frequencies
         with initial_weights(seed):

@@ -27,6 +27,7 @@ from probneural.contexts import Undisturbed, jvp
 from probneural.errors import ArgumentError, DataError, GridError, ResolutionError, ShapeError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid, check_grid, per_axis
+from probneural.grids.grid import check_same_grid
 from probneural.pairs import FieldPairs
 from probneural.problems.input_distributions import InputDistribution, check_sample_dtype
 from probneural.problems.random_fields import GaussianRandomField
@@ -280,10 +281,7 @@ class Problem(Settings, Undisturbed, ABC):
         """
         self._check_field(inputs, "inputs")
         self._check_field(direction, "direction")
-        if inputs.grid != direction.grid:
-            raise GridError(
-                expected=f"a direction on the inputs' grid, {inputs.grid!r}", got=repr(direction.grid), remedy="resample it"
-            )
+        check_same_grid(direction.grid, inputs.grid, "a direction, as the inputs are,", remedy="resample it")
         check_count(len(direction), len(inputs), "directions, one per input", remedy="pair them one to one")
         moved = self._differentiate(inputs.values.double(), direction.values.double(), inputs.grid)
         return Field(moved.to(inputs.dtype), inputs.grid)

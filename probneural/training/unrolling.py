@@ -10,9 +10,10 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from probneural.errors import ArgumentError, DataError, GridError
+from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field
 from probneural.grids import Grid
+from probneural.grids.grid import check_same_grid
 from probneural.pairs import Dataset, FieldPairs, FieldSource, Rows
 from probneural.settings import Count, Settings
 from probneural.training.losses import Loss, check_loss
@@ -89,12 +90,8 @@ class Unroll(Settings):
                     got=f"{data.inputs.channels} channels in and {data.outputs.channels} out",
                     remedy=f"make them by trajectories.windows(history={self.history}, steps={self.steps})",
                 )
-            if self.steps > 1 and data.inputs.grid != data.outputs.grid:
-                raise GridError(
-                    expected="inputs and outputs on one grid, where outputs become inputs",
-                    got=f"{data.inputs.grid!r} and {data.outputs.grid!r}",
-                    remedy="resample one of them",
-                )
+            if self.steps > 1:  # outputs become inputs
+                check_same_grid(data.outputs.grid, data.inputs.grid, "outputs, as inputs are,", remedy="resample one of them")
 
 
 @dataclass(frozen=True, eq=False)

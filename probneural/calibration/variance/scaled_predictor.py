@@ -9,13 +9,13 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.predictions import gaussian_of
 from probneural.calibration.variance.discrepancy import Decomposition
 from probneural.calibration.variance.local_scale import LocalScale, interpolated
 from probneural.distributions.base import FieldDistribution, check_factors
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.latent import Latent, digest
+from probneural.distributions.mixture import gaussian_of
 from probneural.distributions.predictors.base import Calibrated, Predictor
 from probneural.distributions.roots.base import Root, square_root
 from probneural.distributions.roots.modulated import DiagonalRoot, ModulatedRoot, weigh
