@@ -11,7 +11,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from probneural.checks import check_count, check_finite, check_flag, check_instance, check_squares
-from probneural.distributions.base import FieldDistribution, noise_variance
+from probneural.distributions.base import FieldDistribution, noise_variance, spread_over
 from probneural.distributions.predictors.base import Predictor
 from probneural.errors import CalibrationError
 from probneural.grids import Grid
@@ -178,13 +178,14 @@ class CalibrationPredictions:
             yield from (pair for _, pair in self.distributions())
 
 
-def check_pairs(predictor: Predictor, pairs: Dataset) -> None:
-    """Raise an error unless the predictor can be compared with these pairs.
+def check_pairs(predictor: Predictor, pairs: Dataset, *, least: int = 0) -> None:
+    """Raise an error unless the predictor can be compared with these pairs, `least` or more.
 
     Raises:
         DataError: If `predictor` is not a `Predictor`, `pairs` is not a data set, a value in memory is not finite, or the unit
             of a channel differs from that in training.
         ShapeError: If the outputs do not have the predictor's channels.
+        CalibrationError: If there are fewer pairs.
     """
     check_instance(
         predictor, Predictor, "predictor", remedy="fit a head first: pn.heads.LastLayerLaplace().fit(operator, train)"
@@ -196,6 +197,9 @@ def check_pairs(predictor: Predictor, pairs: Dataset) -> None:
     check_units(predictor.trained_on, pairs.outputs, name="output")
     if isinstance(pairs, FieldPairs):
         check_squares(pairs.outputs.values, "calibration outputs")
+    if len(pairs) < least:
+        expected, remedy = f"at least {least} calibration fields", "hold out some training fields"
+        raise CalibrationError(expected=expected, got=str(len(pairs)), remedy=remedy)
 
 
 def likelihood_profile(
@@ -208,9 +212,9 @@ def likelihood_profile(
     chi2, spread = torch.zeros_like(ratios), torch.zeros_like(ratios)
     for predicted, truth in moments:
         grid = predicted.grid
-        noise = predictor.noise.detach().to(predicted.variance).reshape(-1, *(1,) * len(grid.shape))
+        noise = spread_over(predictor.noise.detach(), predicted.variance)
         for number, ratio in enumerate(ratios.to(predicted.variance.device)):
-            extra = (ratio - 1.0).reshape(-1, *(1,) * len(grid.shape)) * noise
+            extra = spread_over(ratio - 1.0, predicted.variance) * noise
             moved = replace(predicted, variance=predicted.variance + extra)
             chi2[number] += (
                 domain_average(standardised_squares(moved, truth, dtype=calibration.outputs.dtype), grid).sum(0).cpu()

@@ -40,6 +40,16 @@ class RitzPairs:
     vectors: Float[Tensor, "P q"]
 
 
+def check_semidefinite(least: float, largest: float) -> None:
+    """Raise an ArgumentError if the least eigenvalue of a map is negative beyond rounding."""
+    if least < -_INDEFINITE * max(largest, 0.0):
+        raise ArgumentError(
+            expected="a positive semi-definite map",
+            got=f"eigenvalues down to {least:.2e}, up to {largest:.2e}",
+            remedy="use the Gauss-Newton matrix, which is positive semi-definite",
+        )
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Eigenpairs:
     """The largest eigenvalues of a positive semi-definite map, with their eigenvectors.
@@ -222,13 +232,8 @@ class _Search:
         """Take Ritz values of the small matrix."""
         values, mixing = torch.linalg.eigh(matrix)
         self.matrix, self.values, self.mixing = matrix, values.flip(0), mixing.flip(1)
-        top, bottom = float(self.values[0]), float(self.values[-1])
-        if bottom < -_INDEFINITE * max(top, 0.0):
-            raise ArgumentError(
-                expected="a positive semi-definite map",
-                got=f"eigenvalues down to {bottom:.2e}, up to {top:.2e}",
-                remedy="use the Gauss-Newton matrix, which is positive semi-definite",
-            )
+
+        check_semidefinite(float(self.values[-1]), float(self.values[0]))
 
     def agree(self, values: Tensor, others: Tensor) -> bool:
         """Whether two lists of Ritz values are the same to the tolerance."""

@@ -11,13 +11,11 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.checks import check_counts, check_floating, check_shape, validated
-from probneural.curvature.lanczos import Eigenpairs, RitzPairs
-from probneural.errors import ArgumentError, DataError
+from probneural.curvature.lanczos import Eigenpairs, RitzPairs, check_semidefinite
+from probneural.errors import DataError
 from probneural.linear_algebra.symmetric_maps import Map, apply, gaussian, row_norms
 from probneural.randomness import stream
 
-_INDEFINITE = 1e-3
-"""Fraction of the largest node that a node may lie below zero and still count as rounding."""
 _STRIDE = 5
 """Steps between two questions whether a measure has settled."""
 _ROOM = 2**26
@@ -228,12 +226,7 @@ def _measure(runs: Sequence[_Run], deflated: Tensor, remaining: int) -> Spectral
     nodes, masses = nodes.to(deflated), vectors[:, 0].square().to(deflated)
     largest = max(float(nodes.max()), float(deflated.max()) if len(deflated) else 0.0, 0.0)
     # A step that was not taken is a zero row and column of T: an eigenvalue of zero, with no part in the first entry.
-    if float(torch.where(masses > 0, nodes, 0.0).min()) < -_INDEFINITE * largest:
-        raise ArgumentError(
-            expected="a positive semi-definite map",
-            got=f"eigenvalues down to {float(nodes.min()):.2e}, up to {largest:.2e}",
-            remedy="use the Gauss-Newton matrix, which is positive semi-definite",
-        )
+    check_semidefinite(float(torch.where(masses > 0, nodes, 0.0).min()), largest)
     weights = remaining * masses / masses.sum(1, keepdim=True)
     products = sum(run.products for run in runs)
     return SpectralMeasure(nodes=nodes.clamp_min(0.0), weights=weights, deflated=deflated, products=products)

@@ -572,6 +572,11 @@ class Grid(Undisturbed):
         """Extent per axis of a uniform grid; empty for scattered points."""
         return tuple(axis.length for axis in self.axes)
 
+    @property
+    def domain(self) -> tuple[tuple[float, float, bool], ...]:
+        """Origin, length and periodicity of each axis of a uniform grid; empty for scattered points."""
+        return tuple((axis.origin, axis.length, axis.periodic) for axis in self.axes)
+
     def resized(self, shape: int | Sequence[int]) -> Grid:
         """Return the uniform grid of the same domain with another number of points per axis; itself, if it has that many.
 

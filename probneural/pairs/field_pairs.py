@@ -497,14 +497,11 @@ class FieldPairs(Paired):
         out = [f"x{number}" for number in range(len(self.outputs.grid.shape))]
         out = out if self.inputs.grid.has_points_of(self.outputs.grid) else [f"output_{name}" for name in out]
         channel = "channel" if self.inputs.channels == self.outputs.channels else "output_channel"
+        sides = (("inputs", self.inputs, "channel", space), ("outputs", self.outputs, channel, out))
         return xarray.Dataset(
             {
-                "inputs": reading.to_array(
-                    self.inputs.values, self.inputs.grid, sample="sample", channel="channel", space=space
-                ),
-                "outputs": reading.to_array(
-                    self.outputs.values, self.outputs.grid, sample="sample", channel=channel, space=out
-                ),
+                name: reading.to_array(side.values, side.grid, sample="sample", channel=channels, space=axes)
+                for name, side, channels, axes in sides
             },
             coords=({} if self.groups is None else {"groups": ("sample", self.groups.numpy())}) | clock_coordinates(self.clock),
         )

@@ -16,7 +16,7 @@ from probneural.calibration.variance.local_fit import Part, fit_local_scale
 from probneural.calibration.variance.local_scale import LocalScale
 from probneural.checks import check_count, check_flag, check_instance, check_integer, check_variances
 from probneural.contexts import Undisturbed, without_gradients
-from probneural.distributions.base import FieldDistribution, noise_variance
+from probneural.distributions.base import FieldDistribution, noise_variance, spread_over
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.forecasts.trajectory import Forecast
 from probneural.distributions.gaussian import GaussianField
@@ -210,13 +210,12 @@ class LeadScaling(Undisturbed):
                 remedy="fit LeadScale with the same number of members, or fit LeadScale(local=False)",
             )
         variance = u.variance.to(torch.float64)
-        per_channel = (-1, *(1,) * len(u.grid.shape))
-        scale = scales.to(variance).reshape(per_channel)
-        noise = (torch.zeros_like(scales) if self.noise is None else self.noise).to(variance).reshape(per_channel)
+        scale = spread_over(scales, variance)
+        noise = spread_over(torch.zeros_like(scales) if self.noise is None else self.noise, variance)
         scaled = scale * self.size_factor * variance
         factor = local.on(u.grid)(u.mean, scaled + noise).unflatten(-1, u.grid.shape)
         if self.saturations is not None:
-            saturation = self.saturations[lead - 1].to(variance).reshape(per_channel)
+            saturation = spread_over(self.saturations[lead - 1], variance)
             factor = saturated(factor, saturation * (scaled + noise).clamp_min(torch.finfo(torch.float64).tiny))
         # h multiplies the predictive variance a v + n, but the noise n stays: a' (h + (h - 1) n / (a v)).
         beside = noise / scaled.clamp_min(torch.finfo(torch.float64).tiny)

@@ -104,11 +104,7 @@ class ScaleMixture(Settings):
             DataError: If a value is not finite.
             ShapeError: If the outputs do not have the predictor's channels.
         """
-        check_pairs(predictor, calibration)
-        if len(calibration) < 1:
-            raise CalibrationError(
-                expected="at least one calibration field", got="none", remedy="hold out some training fields"
-            )
+        check_pairs(predictor, calibration, least=1)
         keys = untrained_keys(predictor, calibration, allow_training_data=allow_training_data)
         inner = predictor.inner if isinstance(predictor, ScaleMixturePredictor) else predictor
         logs, every, rounded = self._log_densities(inner, calibration)

@@ -418,9 +418,6 @@ def check_domain(grid: Grid, domain: Grid) -> None:
     if not (grid.is_uniform and domain.is_uniform):
         return
 
-    def spans(grid: Grid) -> list[tuple[float, float, bool]]:
-        return [(axis.origin, axis.length, axis.periodic) for axis in grid.axes]
-
     names, trained = ([axis.name for axis in where.axes] for where in (grid, domain))
     if names != trained and sorted(names) == sorted(trained):
         raise GridError(
@@ -428,7 +425,7 @@ def check_domain(grid: Grid, domain: Grid) -> None:
             got=", ".join(names),
             remedy=f"transpose the values: array.transpose(..., {', '.join(map(repr, trained))})",
         )
-    if spans(grid) != spans(domain):
+    if grid.domain != domain.domain:
         raise GridError(
             expected=f"inputs on the domain of the training inputs, {domain!r}",
             got=repr(grid),
