@@ -364,11 +364,8 @@ def _check_symmetry(symmetry: object) -> Symmetry:
 
 
 def _uniform(grid: Grid) -> tuple[Axis, ...]:
-    if not grid.is_uniform:
-        raise GridError(
-            expected="a uniform grid", got=repr(grid), remedy="bring fields to one: field.resample(Grid.uniform(...))"
-        )
-    return check_unmasked(grid, "symmetries").axes
+    remedy = "bring fields to one: field.resample(Grid.uniform(...))"
+    return check_unmasked(check_grid(grid, uniform=True, remedy=remedy), "symmetries").axes
 
 
 def _axes(field: Field) -> tuple[Axis, ...]:

@@ -228,28 +228,38 @@ def check_sequence(value: object, name: str, *, remedy: str, error: type[Probneu
     return tuple(value)
 
 
+def check_shape(tensor: Tensor | NDArray[Any], name: str, *sizes: int | str, remedy: str) -> None:
+    """Raise a ShapeError unless a tensor has these sizes.
+
+    Args:
+        tensor: The tensor.
+        name: Its name in the message.
+        sizes: Length of each axis; a text names an axis of any length, and a leading "..." stands for any number of axes.
+        remedy: How to mend it.
+
+    Examples:
+        >>> check_shape(torch.ones(2, 3), "values", "...", 3, remedy="")
+    """
+    shape, is_open = tuple(tensor.shape), sizes[:1] == ("...",)
+    last = sizes[1:] if is_open else sizes
+    pairs = zip(last, shape[len(shape) - len(last) :], strict=False)
+    fits = len(shape) == len(last) or (is_open and len(shape) > len(last))
+    if not fits or any(not isinstance(size, str) and size != length for size, length in pairs):
+        expected = f"{name} of shape ({', '.join(map(str, sizes))}{',' * (len(sizes) == 1)})"
+        raise ShapeError(expected=expected, got=str(shape), remedy=remedy)
+
+
+def check_count(count: int, expected: int, things: str, *, remedy: str) -> None:
+    """Raise a ShapeError unless there are as many things as expected: channels, samples, axes."""
+    if count != expected:
+        raise ShapeError(expected=f"{expected} {things}", got=str(count), remedy=remedy)
+
+
 def check_text(value: object, name: str) -> str:
     """Return a text, or raise an ArgumentError."""
     if not isinstance(value, str):
         raise ArgumentError(expected=f"a text as {name}", got=repr(value), remedy='give a text: "m/s"')
     return value
-
-
-def check_interval(value: object, name: str, *, below: float = math.inf) -> tuple[float, float]:
-    """Return two increasing positive numbers.
-
-    Raises:
-        ArgumentError: If they are anything else, or the larger one is not below `below`.
-
-    Examples:
-        >>> check_interval([0.5, 2], "widths")
-        (0.5, 2.0)
-    """
-    remedy = "give two increasing numbers"
-    bounds = tuple(check_real(bound, name, above=0.0, below=below) for bound in check_sequence(value, name, remedy=remedy))
-    if len(bounds) != 2 or not bounds[0] < bounds[1]:
-        raise ArgumentError(expected=f"{name} (least, largest)", got=repr(value), remedy=remedy)
-    return bounds[0], bounds[1]
 
 
 def check_finite(values: Tensor, name: str, *, remedy: str = "drop or repair those fields") -> None:
@@ -329,7 +339,7 @@ def cast(
     dtype: torch.dtype,
     name: str,
     *,
-    dims: tuple[int, ...] | None = None,
+    dims: tuple[int, ...] = (),
     error: type[ProbneuralError] = DataError,
 ) -> Tensor:
     """Convert to a dtype that may be narrower, without overflow or underflow.
@@ -347,11 +357,7 @@ def cast(
     moved = values.to(dtype)
     if values.dtype != torch.float64 or dtype != torch.float32 or not values.numel():
         return moved
-    before, after = values.detach().abs(), moved.detach().abs()
-    if dims is not None:
-        before, after = before.amax(dims), after.amax(dims)
-    else:
-        before, after = before.max(), after.max()
+    before, after = values.detach().abs().amax(dims), moved.detach().abs().amax(dims)
     lost = (torch.isinf(after) & torch.isfinite(before)) | ((after < torch.finfo(dtype).tiny) & (before > 0))
     if bool(lost.any()):
         limits = torch.finfo(dtype)
@@ -609,15 +615,13 @@ def missing_attribute(instance: Any, name: str) -> Any:
     return object.__getattribute__(instance, name)  # whose error names the attribute, within a property too
 
 
-_PLOTS = ("matplotlib",)
-_DATA = ("h5netcdf", "h5py", "numcodecs", "xarray", "zarr")
 PACKAGES: dict[str, tuple[str, ...]] = {
     "arviz": ("arviz",),
-    "data": _DATA,
+    "data": ("h5netcdf", "h5py", "numcodecs", "xarray", "zarr"),
     "mesh": ("meshio",),
     "ode": ("torchdiffeq",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
-    "plots": _PLOTS,
+    "plots": ("matplotlib",),
     "pyro": ("pyro-ppl",),
     "xarray": ("xarray",),
 }

@@ -20,8 +20,9 @@ from probneural.arrays.meshes import write_meshes
 from probneural.arrays.plausibility import warn_of_fill_values
 from probneural.arrays.reading import Mask, check_grid_alone, common_dtype, read_numpy, read_xarray, to_array
 from probneural.contexts import Undisturbed
-from probneural.errors import DataError, GridError, OperatorError, ProbneuralError, ShapeError
+from probneural.errors import DataError, OperatorError, ProbneuralError, ShapeError
 from probneural.grids import Grid, check_grid, resample
+from probneural.grids.grid import check_same_grid
 from probneural.registry import stored
 
 if TYPE_CHECKING:
@@ -64,22 +65,16 @@ class Field(Undisturbed):
         """Validate once, here, so that everything downstream may rely on it."""
         checks.check_floating(self.values, "values")
         check_grid(self.grid)
-        if self.values.ndim != 2 + len(self.grid.shape) or tuple(self.values.shape[2:]) != self.grid.shape:
-            raise ShapeError(
-                expected=f"values of shape (n, c, {', '.join(map(str, self.grid.shape))})",
-                got=str(tuple(self.values.shape)),
-                remedy="channels come second, grid axes last; one field of one channel is values[None, None]",
-            )
+        remedy = "channels come second, grid axes last; one field of one channel is values[None, None]"
+        checks.check_shape(self.values, "values", "n", "c", *self.grid.shape, remedy=remedy)
         for name in ("names", "units"):
             words = checks.check_sequence(getattr(self, name), name, remedy="give a tuple of texts, one per channel")
             object.__setattr__(self, name, tuple(checks.check_text(word, name) for word in words))
-            if words and len(words) != self.channels:
-                raise ShapeError(
-                    expected=f"one entry of {name} per channel ({self.channels})", got=repr(words), remedy="or leave them out"
-                )
-        if self.grid.is_batch and len(self.grid.weights) != len(self.values):
-            expected, got = f"one mask, or one mesh, for each of {len(self.values)} samples", f"{len(self.grid.weights)}"
-            raise ShapeError(expected=expected, got=got, remedy="select those of these samples: grid.select(rows)")
+            if words:
+                checks.check_count(len(words), self.channels, f"entries of {name}, one per channel", remedy="or leave them out")
+        if self.grid.is_batch:
+            things, remedy = "masks, or meshes, one for each sample", "select those of these samples: grid.select(rows)"
+            checks.check_count(len(self.grid.weights), len(self.values), things, remedy=remedy)
         if self.grid.is_masked:
             object.__setattr__(self, "values", _filled(self.values, self.grid))
 
@@ -116,13 +111,10 @@ class Field(Undisturbed):
         first = fields[0]
         is_per_sample = any(field.grid.has_points_per_sample for field in fields)
         for field in fields[1:]:
-            if not is_per_sample and not field.grid.has_points_of(first.grid):
-                raise GridError(
-                    expected=f"fields on one grid, {first.grid!r}", got=repr(field.grid), remedy="use field.resample(grid)"
-                )
-            if field.channels != first.channels:
-                remedy = "stack channels with torch.cat([a.values, b.values], dim=1)"
-                raise ShapeError(expected=f"fields of {first.channels} channels", got=str(field.channels), remedy=remedy)
+            if not is_per_sample:
+                check_same_grid(field.grid.unmasked, first.grid.unmasked, "fields", remedy="use field.resample(grid)")
+            remedy = "stack channels with torch.cat([a.values, b.values], dim=1)"
+            checks.check_count(field.channels, first.channels, "channels of each field", remedy=remedy)
             if (field.dtype, field.device) != (first.dtype, first.device):
                 raise DataError(
                     expected=f"fields of {first.dtype} on {first.device}",

@@ -10,13 +10,10 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.checks import check_finite, check_flag, check_instance, check_squares
-from probneural.distributions.base import FieldDistribution, noise_variance
-from probneural.distributions.empirical import EmpiricalField
-from probneural.distributions.gaussian import GaussianField
-from probneural.distributions.mixture import MixtureField
+from probneural.checks import check_count, check_finite, check_flag, check_instance, check_squares
+from probneural.distributions.base import FieldDistribution, noise_variance, spread_over
 from probneural.distributions.predictors.base import Predictor
-from probneural.errors import CalibrationError, ShapeError, UnsupportedError
+from probneural.errors import CalibrationError
 from probneural.grids import Grid
 from probneural.metrics.comparison import domain_average
 from probneural.metrics.scores import batch_size
@@ -181,28 +178,28 @@ class CalibrationPredictions:
             yield from (pair for _, pair in self.distributions())
 
 
-def check_pairs(predictor: Predictor, pairs: Dataset) -> None:
-    """Raise an error unless the predictor can be compared with these pairs.
+def check_pairs(predictor: Predictor, pairs: Dataset, *, least: int = 0) -> None:
+    """Raise an error unless the predictor can be compared with these pairs, `least` or more.
 
     Raises:
         DataError: If `predictor` is not a `Predictor`, `pairs` is not a data set, a value in memory is not finite, or the unit
             of a channel differs from that in training.
         ShapeError: If the outputs do not have the predictor's channels.
+        CalibrationError: If there are fewer pairs.
     """
     check_instance(
         predictor, Predictor, "predictor", remedy="fit a head first: pn.heads.LastLayerLaplace().fit(operator, train)"
     )
     check_dataset(pairs, "calibration", least=0)
-    if pairs.outputs.channels != predictor.out_channels:
-        raise ShapeError(
-            expected=f"outputs of {predictor.out_channels} channels, as predicted",
-            got=str(pairs.outputs.channels),
-            remedy="calibrate with data of the same problem",
-        )
+    remedy = "calibrate with data of the same problem"
+    check_count(pairs.outputs.channels, predictor.out_channels, "channels of outputs, as predicted", remedy=remedy)
     check_units(predictor.trained_on, pairs.inputs)
     check_units(predictor.trained_on, pairs.outputs, name="output")
     if isinstance(pairs, FieldPairs):
         check_squares(pairs.outputs.values, "calibration outputs")
+    if len(pairs) < least:
+        expected, remedy = f"at least {least} calibration fields", "hold out some training fields"
+        raise CalibrationError(expected=expected, got=str(len(pairs)), remedy=remedy)
 
 
 def likelihood_profile(
@@ -215,9 +212,9 @@ def likelihood_profile(
     chi2, spread = torch.zeros_like(ratios), torch.zeros_like(ratios)
     for predicted, truth in moments:
         grid = predicted.grid
-        noise = predictor.noise.detach().to(predicted.variance).reshape(-1, *(1,) * len(grid.shape))
+        noise = spread_over(predictor.noise.detach(), predicted.variance)
         for number, ratio in enumerate(ratios.to(predicted.variance.device)):
-            extra = (ratio - 1.0).reshape(-1, *(1,) * len(grid.shape)) * noise
+            extra = spread_over(ratio - 1.0, predicted.variance) * noise
             moved = replace(predicted, variance=predicted.variance + extra)
             chi2[number] += (
                 domain_average(standardised_squares(moved, truth, dtype=calibration.outputs.dtype), grid).sum(0).cpu()
@@ -240,20 +237,6 @@ def are_rounding(predicted: PredictedMoments, truth: Tensor, *, dtype: torch.dty
     unit = ROUNDING * max(predicted.epsilon, torch.finfo(dtype).eps)
     rounding = unit * torch.maximum(predicted.mean.abs(), truth.abs()).amax(axes, keepdim=True)
     return ((truth - predicted.mean).abs() <= rounding) & (predicted.variance <= rounding.square())
-
-
-def gaussian_of(u: FieldDistribution) -> GaussianField:
-    """The Gaussian field of a prediction, by moment matching if the prediction is not Gaussian.
-
-    Raises:
-        UnsupportedError: If the field is neither Gaussian nor empirical nor a mixture.
-    """
-    matched = u.moment_matched() if isinstance(u, EmpiricalField | MixtureField) else u
-    if not isinstance(matched, GaussianField):
-        raise UnsupportedError(
-            expected="a predictor of Gaussian or empirical fields", got=type(u).__name__, remedy="use EmpiricalField(samples)"
-        )
-    return matched
 
 
 FOLDS = 5

@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.calibration.predictions import check_pairs, distributions, gaussian_of, untrained_keys
+from probneural.calibration.predictions import check_pairs, distributions, untrained_keys
 from probneural.contexts import without_gradients
 from probneural.distributions.gaussian import GaussianField
-from probneural.distributions.mixture import MixtureField, pooled
+from probneural.distributions.mixture import MixtureField, gaussian_of, pooled
 from probneural.distributions.predictors.base import Predictor
 from probneural.distributions.predictors.mixture import MixturePredictor, as_component, checked_predictors
 from probneural.errors import CalibrationError
@@ -90,12 +90,8 @@ class Stacking(Settings):
         """
         checked = checked_predictors(predictors)
         for predictor in checked:
-            check_pairs(predictor, calibration)
+            check_pairs(predictor, calibration, least=1)
         check_unmasked(calibration.outputs.grid, "densities of whole functions")
-        if len(calibration) < 1:
-            raise CalibrationError(
-                expected="at least one calibration field", got="none", remedy="hold out some training fields"
-            )
         keys = untrained_keys(MixturePredictor(checked), calibration, allow_training_data=allow_training_data)
         columns = [torch.cat(list(_log_densities(predictor, calibration))) for predictor in checked]
         counts = torch.ones(len(calibration), dtype=torch.float64)

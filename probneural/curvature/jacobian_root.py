@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probneural.checks import assign, check_integer, validated
 from probneural.contexts import is_transformed
 from probneural.curvature.diagonals import row_squares_estimate
 from probneural.curvature.parameters import ParameterVector
@@ -27,6 +26,7 @@ from probneural.linear_algebra.conditioning import LowRankUpdate
 from probneural.linear_algebra.principal_components import narrowed
 from probneural.randomness import stream
 from probneural.registry import stored
+from probneural.settings import Count, Index, Seed, Settings
 
 _POINTS = 2**15
 """Number of grid points of inputs per pass through the operator, for each tangent."""
@@ -35,9 +35,8 @@ _LARGEST_DENSE = 2**29
 
 
 @stored()
-@validated
 @dataclass(frozen=True, kw_only=True)
-class VarianceEstimation:
+class VarianceEstimation(Settings):
     """Settings of row sums of squares, that is, of marginal variances.
 
     Exactly, by one pass per value or latent direction, where that takes at most `exact_passes` passes; else by a sketch of
@@ -54,16 +53,11 @@ class VarianceEstimation:
         ArgumentError: If a number is not an integer, or not positive; `exact_passes` may be zero.
     """
 
-    exact_passes: int = 512
-    sketch: int = 24
-    probes: int = 32
-    seed: int = 0
-    chunk: int = 8
-
-    def __post_init__(self) -> None:
-        """Check the numbers."""
-        for name, least in (("exact_passes", 0), ("sketch", 1), ("probes", 1), ("chunk", 1)):
-            assign(self, **{name: check_integer(getattr(self, name), name, least=least)})
+    exact_passes: Index = 512
+    sketch: Count = 24
+    probes: Count = 32
+    seed: Seed = 0
+    chunk: Count = 8
 
 
 _VARIANCE_ESTIMATION = VarianceEstimation()

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_counts, check_floating, validated
-from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.checks import check_counts, check_floating, check_shape, validated
+from probneural.errors import ArgumentError, DataError
 from probneural.linear_algebra.symmetric_maps import Map, apply, gaussian, inner, orthonormal, row_norms
 from probneural.randomness import stream
 
@@ -38,6 +38,16 @@ class RitzPairs:
 
     values: Float64[Tensor, " q"]
     vectors: Float[Tensor, "P q"]
+
+
+def check_semidefinite(least: float, largest: float) -> None:
+    """Raise an ArgumentError if the least eigenvalue of a map is negative beyond rounding."""
+    if least < -_INDEFINITE * max(largest, 0.0):
+        raise ArgumentError(
+            expected="a positive semi-definite map",
+            got=f"eigenvalues down to {least:.2e}, up to {largest:.2e}",
+            remedy="use the Gauss-Newton matrix, which is positive semi-definite",
+        )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -124,8 +134,8 @@ def top_eigenpairs(
         raise ArgumentError(
             expected=f"rank up to {size} and tolerance above 0", got=f"{rank} and {tolerance}", remedy="ask for fewer pairs"
         )
-    if start is not None and (start.ndim != 2 or start.shape[0] != size):
-        raise ShapeError(expected=f"start of shape ({size}, k)", got=str(tuple(start.shape)), remedy="one direction per column")
+    if start is not None:
+        check_shape(start, "start", size, "k", remedy="one direction per column")
     if start is not None and not bool(start.isfinite().all()):
         raise DataError(expected="a start that is finite", got="NaN or infinity", remedy="leave it out")
     like = torch.zeros((), dtype=torch.float64, device="cpu") if like is None else check_floating(like, "like").new_zeros(())
@@ -222,13 +232,8 @@ class _Search:
         """Take Ritz values of the small matrix."""
         values, mixing = torch.linalg.eigh(matrix)
         self.matrix, self.values, self.mixing = matrix, values.flip(0), mixing.flip(1)
-        top, bottom = float(self.values[0]), float(self.values[-1])
-        if bottom < -_INDEFINITE * max(top, 0.0):
-            raise ArgumentError(
-                expected="a positive semi-definite map",
-                got=f"eigenvalues down to {bottom:.2e}, up to {top:.2e}",
-                remedy="use the Gauss-Newton matrix, which is positive semi-definite",
-            )
+
+        check_semidefinite(float(self.values[-1]), float(self.values[0]))
 
     def agree(self, values: Tensor, others: Tensor) -> bool:
         """Whether two lists of Ritz values are the same to the tolerance."""

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probneural.checks import check_instance, check_sequence, validated
-from probneural.errors import ArgumentError, ShapeError
+from probneural.checks import check_count, check_instance, check_sequence, check_shape, validated
+from probneural.errors import ArgumentError
 from probneural.registry import stored
 
 
@@ -97,8 +97,7 @@ class ParameterVector:
 
     def check_size(self, name: str, size: int) -> None:
         """Raise a ShapeError unless the named tensor has one entry, or row, per real coordinate."""
-        if size != self.size:
-            raise ShapeError(expected=f"{name} of {self.size} parameters", got=str(size), remedy="ParameterVector.flatten")
+        check_count(size, self.size, f"parameters in {name}", remedy="ParameterVector.flatten")
 
     @property
     def size(self) -> int:
@@ -118,10 +117,7 @@ class ParameterVector:
                 raise ArgumentError(expected=f"a tensor for {name}", got=f"{', '.join(tensors)}", remedy="name all of them")
             tensor = tensors[name]
             real = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
-            if real.shape != shape:
-                raise ShapeError(
-                    expected=f"{name} of shape {tuple(shape)}", got=str(tuple(real.shape)), remedy="see named_parameters"
-                )
+            check_shape(real, name, *shape, remedy="see named_parameters")
             pieces.append(real.reshape(-1))
         return torch.cat(pieces)
 
@@ -131,8 +127,7 @@ class ParameterVector:
         Raises:
             ShapeError: If the vector does not have one entry per real coordinate.
         """
-        if tuple(vector.shape) != (self.size,):
-            raise ShapeError(expected=f"a vector ({self.size},)", got=str(tuple(vector.shape)), remedy="flatten makes one")
+        check_shape(vector, "a vector", self.size, remedy="flatten makes one")
         # one split for all: its transpose is one `cat`, where slices would each write a vector of zeros
         pieces = vector.split([math.prod(shape) for shape in self.shapes])
         tensors = {}

@@ -11,14 +11,16 @@ import torch.distributed
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from probneural.checks import assign, check_flag, check_integer, validated
+from probneural.checks import check_count, check_shape, validated
 from probneural.curvature.parameters import ParameterVector
 from probneural.curvature.rows import evaluate_at
-from probneural.errors import ArgumentError, DataError, GridError, ShapeError, UnsupportedError
+from probneural.errors import ArgumentError, DataError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid
+from probneural.grids.grid import check_same_grid
 from probneural.pairs import FieldSource
 from probneural.processes import sum_over_processes
+from probneural.settings import Count, Settings
 
 if TYPE_CHECKING:
     pass
@@ -68,8 +70,7 @@ class QuadratureGaussian:
             ShapeError: If there is not one precision per channel.
             GridError: If masks differ between samples.
         """
-        if precision.ndim != 1:
-            raise ShapeError(expected="precision (c,)", got=str(tuple(precision.shape)), remedy="one number per channel")
+        check_shape(precision, "precision", "c", remedy="one number per channel")
         mean_weights = (grid.sample_weights if grid.has_points_per_sample else grid.mean_weights).to(precision.device)
         return cls(precision.detach().to(torch.float64)[:, None] * mean_weights)
 
@@ -111,7 +112,7 @@ operators with one thread and with two; larger chunks gain only where a minibatc
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Minibatches:
+class Minibatches(Settings):
     """Minibatches and distribution of sums over samples.
 
     Args:
@@ -126,15 +127,13 @@ class Minibatches:
         UnsupportedError: If `is_sharded` without an initialised torch.distributed.
     """
 
-    size: int = 32
-    chunk: int | None = None
+    size: Count = 32
+    chunk: Count | None = None
     is_sharded: bool = False
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        assign(self, size=check_integer(self.size, "size"), is_sharded=check_flag(self.is_sharded, "is_sharded"))
-        if self.chunk is not None:
-            assign(self, chunk=check_integer(self.chunk, "chunk"))
+        super().__post_init__()
         if self.is_sharded and not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             raise UnsupportedError(
                 expected="an initialised torch.distributed for sharded data",
@@ -211,10 +210,7 @@ class CurvatureProblem:
             )
         if self.targets is None:
             return
-        if not self.targets.grid.has_points_of(self.where):
-            raise GridError(
-                expected=f"targets on {self.where!r}", got=repr(self.targets.grid), remedy="pass their grid as grid="
-            )
+        check_same_grid(self.targets.grid.unmasked, self.where.unmasked, "targets", remedy="pass their grid as grid=")
         if len(self.targets) != len(self.inputs) or self.targets.channels != self.likelihood.channels:
             raise ShapeError(
                 expected=f"{len(self.inputs)} targets of {self.likelihood.channels} channels",
@@ -278,12 +274,8 @@ class CurvatureProblem:
 
     def _outputs(self, parameters: Tensor, inputs: Field, query: Grid | None) -> Tensor:
         values = evaluate_at(self.operator, self.layout, vector=parameters, inputs=inputs, query=query)
-        if values.shape[1] != self.likelihood.channels:
-            raise ShapeError(
-                expected=f"{self.likelihood.channels} output channels, as the likelihood has",
-                got=str(values.shape[1]),
-                remedy="give one precision per output channel",
-            )
+        remedy = "give one precision per output channel"
+        check_count(values.shape[1], self.likelihood.channels, "output channels, as the likelihood has", remedy=remedy)
         return values.flatten(2)
 
     def check_targets(self) -> None:

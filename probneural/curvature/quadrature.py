@@ -10,14 +10,12 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.checks import check_counts, check_floating, validated
-from probneural.curvature.lanczos import Eigenpairs, RitzPairs
-from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.checks import check_counts, check_floating, check_shape, validated
+from probneural.curvature.lanczos import Eigenpairs, RitzPairs, check_semidefinite
+from probneural.errors import DataError
 from probneural.linear_algebra.symmetric_maps import Map, apply, gaussian, row_norms
 from probneural.randomness import stream
 
-_INDEFINITE = 1e-3
-"""Fraction of the largest node that a node may lie below zero and still count as rounding."""
 _STRIDE = 5
 """Steps between two questions whether a measure has settled."""
 _ROOM = 2**26
@@ -163,10 +161,7 @@ def _taken_out(deflate: Eigenpairs | None, size: int, like: Tensor) -> tuple[Ten
     """Known eigenvalues, `(r,)`, and their eigenvectors as rows, `(r, P)`, the unresolved ones last."""
     if deflate is None:
         return torch.zeros(0, dtype=torch.float64, device=like.device), like.new_zeros(0, size)
-    if deflate.vectors.shape[0] != size:
-        raise ShapeError(
-            expected=f"eigenvectors ({size}, r)", got=str(tuple(deflate.vectors.shape)), remedy="those of the same map"
-        )
+    check_shape(deflate.vectors, "eigenvectors", size, "r", remedy="those of the same map")
     groups: list[Eigenpairs | RitzPairs] = [deflate] if deflate.unresolved is None else [deflate, deflate.unresolved]
     deflated = torch.cat([group.values.to(like.device, torch.float64) for group in groups])
     return deflated, torch.cat([group.vectors.to(like).mT for group in groups])
@@ -231,12 +226,7 @@ def _measure(runs: Sequence[_Run], deflated: Tensor, remaining: int) -> Spectral
     nodes, masses = nodes.to(deflated), vectors[:, 0].square().to(deflated)
     largest = max(float(nodes.max()), float(deflated.max()) if len(deflated) else 0.0, 0.0)
     # A step that was not taken is a zero row and column of T: an eigenvalue of zero, with no part in the first entry.
-    if float(torch.where(masses > 0, nodes, 0.0).min()) < -_INDEFINITE * largest:
-        raise ArgumentError(
-            expected="a positive semi-definite map",
-            got=f"eigenvalues down to {float(nodes.min()):.2e}, up to {largest:.2e}",
-            remedy="use the Gauss-Newton matrix, which is positive semi-definite",
-        )
+    check_semidefinite(float(torch.where(masses > 0, nodes, 0.0).min()), largest)
     weights = remaining * masses / masses.sum(1, keepdim=True)
     products = sum(run.products for run in runs)
     return SpectralMeasure(nodes=nodes.clamp_min(0.0), weights=weights, deflated=deflated, products=products)

@@ -11,10 +11,9 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 from torch.func import jacrev, vjp, vmap
 
-from probneural.checks import check_counts, validated
+from probneural.checks import check_count, check_counts, validated
 from probneural.contexts import copy_for_call, jvp
 from probneural.curvature.parameters import ParameterVector
-from probneural.errors import ShapeError
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.linear_algebra.principal_components import narrowed
@@ -97,8 +96,7 @@ def gauss_newton(jacobian: Float[Tensor, "n c p P"], *, grid: Grid, precision: F
         >>> gauss_newton(ones, grid=Grid.uniform((4,)), precision=torch.tensor([3.0])).round().item()
         6.0
     """
-    if jacobian.shape[2] != grid.size:
-        raise ShapeError(expected=f"{grid.size} points", got=str(jacobian.shape[2]), remedy="pass the Jacobian's own grid")
+    check_count(jacobian.shape[2], grid.size, "points", remedy="pass the Jacobian's own grid")
     mean_weights = grid.sample_weights.to(jacobian.device)
     weight = (precision.to(mean_weights)[:, None] * mean_weights).sqrt()
     rows = (jacobian.to(torch.float64) * weight[..., None]).flatten(0, 2)

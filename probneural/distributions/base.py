@@ -22,6 +22,7 @@ from probneural.checks import (
     check_integer,
     check_real,
     check_sequence,
+    check_shape,
     check_variances,
     missing_attribute,
     optional,
@@ -31,7 +32,7 @@ from probneural.contexts import Undisturbed
 from probneural.distributions.intervals import Interval, check_probabilities, gaussian_quantiles, tails
 from probneural.distributions.latent import draw_stream
 from probneural.distributions.roots.base import root_sum_of_squares, square_root, square_units
-from probneural.errors import ArgumentError, DataError, ShapeError, UnsupportedError
+from probneural.errors import ArgumentError, DataError, UnsupportedError
 from probneural.fields import row_number
 from probneural.functionals import Functional
 from probneural.grids import Grid
@@ -373,8 +374,7 @@ def index_grid(size: int) -> Grid:
 def check_values(values: Tensor, shape: tuple[int, ...], name: str) -> None:
     """Raise a ShapeError unless the tensor has exactly this shape (no broadcasting), a DataError if it is not a tensor."""
     check_instance(values, Tensor, name, remedy="give a tensor")
-    if tuple(values.shape) != shape:
-        raise ShapeError(expected=f"{name} of shape {shape}", got=str(tuple(values.shape)), remedy="shapes are not broadcast")
+    check_shape(values, name, *shape, remedy="shapes are not broadcast")
 
 
 def check_factors(factors: object, channels: int, name: str = "factors") -> Tensor:

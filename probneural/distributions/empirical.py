@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from probneural.checks import check_callable, check_finite, check_floating, check_integer, real_tensor
+from probneural.checks import check_callable, check_finite, check_floating, check_integer, check_shape, real_tensor
 from probneural.contexts import undisturbed
 from probneural.distributions.base import (
     FieldDistribution,
@@ -29,11 +29,12 @@ from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.intervals import ENOUGH_MEMBERS, check_probabilities, member_quantiles
 from probneural.distributions.latent import Latent, checked_seeds, digest, draw_stream
 from probneural.distributions.roots.base import DenseRoot, square_root, square_units
-from probneural.errors import ArgumentError, DataError, GridError, ShapeError
+from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import select_rows
 from probneural.functionals import Functional
 from probneural.functionals.base import check_functional
 from probneural.grids import Grid, check_grid
+from probneural.grids.grid import check_same_grid
 from probneural.randomness import check_seed, stream_seed
 
 _CHUNK_ELEMENTS = 2**21
@@ -68,12 +69,9 @@ class EmpiricalField(FieldDistribution):
     def __init__(self, samples: Float[Tensor, "..."], weights: Float[Tensor, " s"] | None = None, *, grid: Grid) -> None:
         check_floating(samples, "samples")
         check_grid(grid)
-        if samples.ndim != 3 + len(grid.shape) or tuple(samples.shape[3:]) != grid.shape or samples.shape[0] == 0:
-            raise ShapeError(
-                expected=f"samples of shape (s, n, c, *{grid.shape}) with s >= 1",
-                got=str(tuple(samples.shape)),
-                remedy="stack the members in front",
-            )
+        check_shape(samples, "samples", "s", "n", "c", *grid.shape, remedy="stack the members in front")
+        if not len(samples):
+            raise ShapeError(expected="one member or more", got="none", remedy="stack the members in front")
         weights = torch.ones(samples.shape[0], device="cpu") if weights is None else real_tensor(weights, "weights")
         check_values(weights, (samples.shape[0],), "weights")
         mass = weights.to(samples.device, torch.float64)
@@ -247,12 +245,8 @@ def push_draws(u: FieldDistribution, function: Callable[[Tensor], Tensor], *, dr
     check_callable(function, "function", remedy="give a function of values (s, n, c, *grid) that returns (s, n, c, m)")
     draws, seed = check_integer(draws, "draws"), check_seed(seed)
     where = getattr(function, "grid", None)
-    if isinstance(where, Grid) and where != u.grid:
-        raise GridError(
-            expected=f"a function on the distribution's grid {u.grid!r}",
-            got=f"one on {where!r}",
-            remedy="build it on that grid",
-        )
+    if isinstance(where, Grid):
+        check_same_grid(where, u.grid, "a function", remedy="build it on the distribution's grid")
     if isinstance(u, EmpiricalField):
         samples, weights = _image(function, u.samples), u.weights
     else:

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from probneural.checks import real_tensor
+from probneural.checks import check_shape, real_tensor
 from probneural.distributions.roots.base import DenseRoot, Root, root_sum_of_squares, square_root
-from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field
 from probneural.linear_algebra.conditioning import increment
 from probneural.linear_algebra.densities import LOG_TWO_PI, log_density, log_density_of_gram, log_density_without_noise
@@ -63,12 +63,8 @@ class Interval(NamedTuple):
             ShapeError: If they have another shape; nothing is broadcast.
         """
         checked = real_tensor(values.values if isinstance(values, Field) else values, "values").to(self.lower)
-        if checked.shape != self.lower.shape:
-            raise ShapeError(
-                expected=f"values of shape {tuple(self.lower.shape)}",
-                got=str(tuple(checked.shape)),
-                remedy="shapes are not broadcast; truth beside a functional's interval is functional(truth.values)",
-            )
+        remedy = "shapes are not broadcast; truth beside a functional's interval is functional(truth.values)"
+        check_shape(checked, "values", *self.lower.shape, remedy=remedy)
         return (self.lower <= checked) & (checked <= self.upper)
 
 

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from probneural.checks import check_flag, check_sequence
-from probneural.errors import ConstraintError, LatentError, ShapeError
+from probneural.checks import check_count, check_flag, check_sequence
+from probneural.errors import ConstraintError, LatentError
 from probneural.linear_algebra.conditioning import LowRankUpdate
 from probneural.randomness import check_seed, stream
 
@@ -182,8 +182,8 @@ def checked_seeds(seeds: Sequence[int], *, each: bool, samples: int) -> tuple[in
         ShapeError: If the number of seeds per sample differs from the number of samples.
     """
     checked = tuple(check_seed(seed) for seed in check_sequence(seeds, "seeds", remedy="write draw([0, 1, 2])"))
-    if check_flag(each, "each") and len(checked) != samples:
-        raise ShapeError(expected=f"one seed for each of {samples} samples", got=str(len(checked)), remedy="leave each= out")
+    if check_flag(each, "each"):
+        check_count(len(checked), samples, "seeds, one for each sample", remedy="leave each= out")
     return checked
 
 

@@ -26,17 +26,19 @@ from probneural.distributions.base import (
     sample_size,
     spread_over,
 )
+from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField, around, of_functions
 from probneural.distributions.intervals import check_probabilities, mixture_quantiles
 from probneural.distributions.latent import Latent, checked_seeds, digest, draw_keys
 from probneural.distributions.roots.base import DenseRoot, Root, root_sum_of_squares, square_root
 from probneural.distributions.roots.modulated import weigh
 from probneural.distributions.roots.sums import SideBySideRoot
-from probneural.errors import ArgumentError, ConstraintError, DataError, GridError, ShapeError
+from probneural.errors import ArgumentError, ConstraintError, DataError, ShapeError, UnsupportedError
 from probneural.fields import row_number, select_rows
 from probneural.functionals import Functional
 from probneural.functionals.base import check_functional
 from probneural.grids import Grid
+from probneural.grids.grid import check_same_grid
 from probneural.randomness import stream
 
 _LARGEST_EXPONENT = 700.0
@@ -89,10 +91,7 @@ class MixtureField(FieldDistribution):
         self.grid = fields[0].grid
         shape = tuple(fields[0].mean.shape)
         for field in fields:
-            if field.grid != self.grid:
-                raise GridError(
-                    expected=f"components on one grid, {self.grid!r}", got=repr(field.grid), remedy="predict all with one query"
-                )
+            check_same_grid(field.grid, self.grid, "components", remedy="predict all with one query")
             check_values(field.mean, shape, "mean of a component")
         mass = checked_weights(weights, len(fields), shape[0])
         self._components, self.weights = _flattened(fields, mass)
@@ -569,6 +568,20 @@ def pooled(
     selected = components[0]._functions
     is_one_selection = all(torch.equal(selected.rows, field_k._functions.rows) for field_k in components)
     return of_functions(field, selected.anew()) if is_one_selection else field
+
+
+def gaussian_of(u: FieldDistribution) -> GaussianField:
+    """Return a field itself if it is Gaussian, else the Gaussian field of its mean and covariance.
+
+    Raises:
+        UnsupportedError: If it is no Gaussian or empirical field, and no mixture.
+    """
+    matched = u.moment_matched() if isinstance(u, EmpiricalField | MixtureField) else u
+    if not isinstance(matched, GaussianField):
+        raise UnsupportedError(
+            expected="a predictor of Gaussian or empirical fields", got=type(u).__name__, remedy="use EmpiricalField(samples)"
+        )
+    return matched
 
 
 def _times(root: Root, factors: Float[Tensor, "n c p"]) -> Root:

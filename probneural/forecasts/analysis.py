@@ -5,16 +5,15 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.checks import (
-    assign,
     check_callable,
-    check_choice,
     check_finite,
     check_floating,
     check_instance,
@@ -30,7 +29,9 @@ from probneural.errors import ArgumentError, GridError
 from probneural.fields import Field, check_field
 from probneural.forecasts.observations import Observation, ObservedNumbers, by_lead, observed_numbers, update
 from probneural.grids import Grid, check_grid
+from probneural.grids.grid import check_same_grid
 from probneural.randomness import check_seed, stream_seed
+from probneural.settings import Positive, Seed, Settings
 
 Step = Callable[[Tensor], Tensor]
 """Leads from states `(n, c, *grid)` to the next ones: an operator, a solver, or any other function."""
@@ -96,10 +97,7 @@ class FunctionMembers:
                 remedy="give initial=, a distribution of the states at lead 0",
             )
         check_instance(initial, FieldDistribution, "initial", remedy="give a distribution over the states at lead 0")
-        if initial.grid != start.grid:
-            raise GridError(
-                expected=f"an initial distribution on {start.grid!r}", got=repr(initial.grid), remedy="predict on that grid"
-            )
+        check_same_grid(initial.grid, start.grid, "an initial distribution", remedy="predict on that grid")
         check_values(initial.mean, tuple(start.values.shape), "the mean of initial")
         return cls(function=function, start=start.detached(), initial=initial, count=members, seed=check_seed(seed))
 
@@ -271,28 +269,17 @@ def _taper(grid: Grid, radius: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class EnsembleKalmanMethod(ABC):
+class EnsembleKalmanMethod(Settings, ABC):
     """Settings of ensemble Kalman methods; abstract."""
 
-    members: int = 64
+    members: Annotated[int, partial(check_integer, least=2)] = 64
     _: KW_ONLY
-    inflation: float = 1.0
-    localisation: float | None = None
-    draws: str = "trajectory"
-    seed: int = 0
+    inflation: Annotated[float, partial(check_real, least=1.0)] = 1.0
+    localisation: Positive | None = None
+    draws: Literal["trajectory", "step"] = "trajectory"
+    seed: Seed = 0
     _is_filter: ClassVar[bool] = False
     """Whether the analysis of a lead depends only on the observations up to that lead."""
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        assign(
-            self,
-            members=check_integer(self.members, "members", least=2),
-            inflation=check_real(self.inflation, "inflation", least=1.0),
-            localisation=None if self.localisation is None else check_positive(self.localisation, "localisation"),
-            draws=check_choice(self.draws, ("trajectory", "step"), "draws"),
-            seed=check_seed(self.seed),
-        )
 
     @without_gradients()
     def assimilate(

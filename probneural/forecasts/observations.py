@@ -9,11 +9,20 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import assign, check_finite, check_instance, check_integer, check_sequence, check_variances, real_tensor
+from probneural.checks import (
+    assign,
+    check_finite,
+    check_instance,
+    check_integer,
+    check_sequence,
+    check_shape,
+    check_variances,
+    real_tensor,
+)
 from probneural.distributions import DenseRoot, GaussianField
 from probneural.distributions.base import check_values, noise_variance
 from probneural.distributions.latent import digest
-from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field, check_field
 from probneural.functionals import Functional
 from probneural.functionals.base import check_functional
@@ -46,12 +55,8 @@ class Observation:
         """Check the parts."""
         check_functional(self.functional)
         values = real_tensor(self.values, "values", dtype=torch.float64)
-        if values.ndim != 3 or values.shape[2] != self.functional.size:
-            raise ShapeError(
-                expected=f"values of shape (n, c, {self.functional.size})",
-                got=str(tuple(values.shape)),
-                remedy="one number per function, channel and number of the functional",
-            )
+        remedy = "one number per function, channel and number of the functional"
+        check_shape(values, "values", "n", "c", self.functional.size, remedy=remedy)
         check_finite(values, "values of the functional")
         check_variances(self.noise, "noise", positive=True)
         assign(self, values=values, lead=check_integer(self.lead, "lead", least=0))

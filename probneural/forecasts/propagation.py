@@ -17,10 +17,11 @@ from probneural.distributions import EmpiricalField, FieldDistribution, Gaussian
 from probneural.distributions.forecasts.members import Members, StepInputs, members_of, step_duration
 from probneural.distributions.latent import digest
 from probneural.distributions.roots.base import Root
-from probneural.errors import ArgumentError, GridError, LatentError, UnsupportedError
+from probneural.errors import ArgumentError, LatentError, UnsupportedError
 from probneural.fields import Field
 from probneural.forecasts.roots import Columns, PropagatedRoot, narrowed
 from probneural.forecasts.trajectories import GaussianTrajectory
+from probneural.grids.grid import check_same_grid
 
 _POINTS = 2**16
 """Number of grid points per chunk of tangents."""
@@ -140,12 +141,8 @@ class Stepper:
             raise UnsupportedError(
                 expected="a predictor of Gaussian or empirical fields", got=type(u).__name__, remedy="use predictor.rollout"
             )
-        if u.grid != inputs.grid:
-            raise GridError(
-                expected=f"predictions on the grid of the inputs, {inputs.grid!r}",
-                got=repr(u.grid),
-                remedy="a step leads from a grid to itself: fit it on such pairs",
-            )
+        remedy = "a step leads from a grid to itself: fit it on such pairs"
+        check_same_grid(u.grid, inputs.grid, "predictions, as inputs are,", remedy=remedy)
         return u if self.latent is None else u.under(self.latent)
 
     def tangents(self, inputs: Field, directions: Float[Tensor, "n hc p r"]) -> Float[Tensor, "n c p r"]:

@@ -10,11 +10,12 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_instance, check_integer, check_real, check_sequence, real_tensor
+from probneural.checks import check_instance, check_integer, check_real, check_sequence, check_shape, real_tensor
 from probneural.contexts import Undisturbed
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.grids import Grid, check_on_grid
 from probneural.grids.axes import transfer
+from probneural.grids.grid import check_same_grid
 
 _NORM_ROWS = 256
 """Number of rows of a functional's matrix per chunk."""
@@ -72,10 +73,7 @@ class Functional(Undisturbed, ABC):
             ShapeError: If the last axis does not have length m.
         """
         tensor = real_tensor(numbers, "numbers")
-        if tensor.ndim == 0 or tensor.shape[-1] != self.size:
-            raise ShapeError(
-                expected=f"numbers of shape (..., {self.size})", got=str(tuple(tensor.shape)), remedy="pass a result of calls"
-            )
+        check_shape(tensor, "numbers", "...", self.size, remedy="pass a result of calls")
         return self._adjoint(tensor)
 
     def row_norms(self, *, order: int = 2) -> Float64[Tensor, " m"]:
@@ -139,15 +137,7 @@ class MatrixFunctional(Functional):
     def __post_init__(self) -> None:
         """Check the matrix against the grid."""
         samples = (len(self.grid.weights),) if self.grid.has_points_per_sample else ()
-        if self.matrix.ndim != 2 + len(samples) or (*self.matrix.shape[:-2], self.matrix.shape[-1]) != (
-            *samples,
-            self.grid.size,
-        ):
-            raise ShapeError(
-                expected=f"a matrix of shape ({'n, ' if samples else ''}m, {self.grid.size})",
-                got=str(tuple(self.matrix.shape)),
-                remedy="one column per grid point",
-            )
+        check_shape(self.matrix, "a matrix", *samples, "m", self.grid.size, remedy="one column per grid point")
         if samples:
             return
         check_unbatched(self.grid)
@@ -333,12 +323,8 @@ def check_functional(functional: object, name: str = "functional", *, grid: Grid
         "GenericMCObjective(lambda samples, X=None: samples.amax(-1))"
     )
     checked = check_instance(functional, Functional, name, remedy=nonlinear if is_map else remedy)
-    if grid is not None and checked.grid != grid:
-        raise GridError(
-            expected=f"a functional on the distribution's grid {grid!r}",
-            got=f"one on {checked.grid!r}",
-            remedy="build the functional from the distribution's grid",
-        )
+    if grid is not None:
+        check_same_grid(checked.grid, grid, "a functional", remedy="build the functional from the distribution's grid")
     return checked
 
 
@@ -355,12 +341,10 @@ def check_labels(labels: object, size: int, *, name: str = "labels") -> tuple[st
 
 
 def _check_one_grid(parts: Sequence[Functional]) -> None:
+    if not parts:
+        raise GridError(expected="functionals on one grid", got="none", remedy="give one or more")
     for part in parts:
-        check_functional(part, "one of the functionals")
-    if not parts or any(part.grid != parts[0].grid for part in parts):
-        raise GridError(
-            expected="functionals on one grid", got=str([part.grid for part in parts]), remedy="build them from the same Grid"
-        )
+        check_functional(part, "one of the functionals", grid=parts[0].grid if part is not parts[0] else None)
 
 
 def stack(functionals: Sequence[Functional]) -> Functional:

@@ -12,7 +12,7 @@ from jaxtyping import Int64
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from probneural.checks import check_choice, check_finite, check_integer, real_tensor
+from probneural.checks import check_choice, check_finite, check_integer, check_shape, real_tensor
 from probneural.contexts import undisturbed
 from probneural.errors import ArgumentError, GridError, ShapeError
 from probneural.functionals.base import AlongAxis, Functional, MatrixFunctional, check_unbatched, on_each
@@ -28,6 +28,7 @@ from probneural.functionals.regions import (
     points_in_box,
 )
 from probneural.grids import Grid, check_grid, interpolation_matrix
+from probneural.grids.grid import check_unmasked
 from probneural.grids.mesh import boundary_areas
 from probneural.linear_algebra.interpolation import POLYNOMIAL_DEGREE
 
@@ -153,8 +154,7 @@ def line_integral(grid: Grid, path: Tensor | Sequence[Sequence[float]]) -> Funct
         >>> round(diagonal(grid.points.sum(1).reshape(1, 9, 9)).item(), 9)  # x + y has mean 0.7 along a length of 1
         0.7
     """
-    if not check_grid(grid).is_uniform:
-        raise GridError(expected="a uniform grid", got=repr(grid), remedy="predict on a uniform grid, by query=")
+    check_grid(grid, uniform=True, remedy="predict on a uniform grid, by query=")
     vertices = _checked_path(path, grid)
     row = torch.zeros(grid.size, dtype=torch.float64)
     for start, end in pairwise(vertices):
@@ -204,12 +204,7 @@ def _described(where: object, lower: Corner | None, upper: Corner | None) -> str
 
 def _checked_path(path: Tensor | Sequence[Sequence[float]], grid: Grid) -> Tensor:
     vertices = real_tensor(path, "path", dtype=torch.float64, device=torch.device("cpu")).detach()
-    if vertices.ndim != 2 or vertices.shape[1] != grid.dimension or len(vertices) < 2:
-        raise ShapeError(
-            expected=f"a path of shape (k, {grid.dimension}) with k >= 2 points",
-            got=str(tuple(vertices.shape)),
-            remedy="one row per vertex",
-        )
+    check_shape(vertices, "a path", "k", grid.dimension, remedy="one row per vertex")
     check_finite(vertices, "vertices", remedy="drop them")
     for number, axis in enumerate(grid.axes):
         slack, along = 1e-9 * axis.length, vertices[:, number]
@@ -299,16 +294,9 @@ def derivative(
         >>> round(slope(torch.sin(2 * torch.pi * grid.points[:, 0])[None]).item() / torch.pi, 9)
         2.0
     """
-    axis = check_integer(axis, "axis", least=0, most=check_grid(grid).dimension - 1)
+    check_unmasked(check_grid(grid, uniform=True), "derivatives, or predict with query=grid.unmasked")
+    axis = check_integer(axis, "axis", least=0, most=grid.dimension - 1)
     order = check_integer(order, "order")
-    if not grid.is_uniform:
-        raise GridError(
-            expected="a uniform grid", got=repr(grid), remedy="scattered values have no interpolant to differentiate"
-        )
-    if grid.is_masked:
-        raise GridError(
-            expected="a grid without a mask", got=repr(grid), remedy="differentiate what is predicted with query=grid.unmasked"
-        )
     line = grid.axes[axis]
     highest = min(POLYNOMIAL_DEGREE, line.size - 1)
     if order > highest and not line.periodic:  # the interpolant's derivative is zero, not an approximation
@@ -347,10 +335,7 @@ class ValuesAt(Functional):
 
 def _locations(locations: Tensor | Sequence[Sequence[float]]) -> Tensor:
     points = real_tensor(locations, "locations", dtype=torch.float64, device=torch.device("cpu"))
-    if points.ndim != 2:
-        raise ShapeError(
-            expected="locations of shape (m, d)", got=str(tuple(points.shape)), remedy="write [[0.25], [0.75]] for two in 1-D"
-        )
+    check_shape(points, "locations", "m", "d", remedy="write [[0.25], [0.75]] for two in 1-D")
     return points
 
 

@@ -20,6 +20,7 @@ from probneural.checks import (
     check_positive,
     check_real,
     check_sequence,
+    check_shape,
     check_text,
     real_tensor,
 )
@@ -236,10 +237,7 @@ class Grid(Undisturbed):
             return cls.mesh(where, cells)
         with undisturbed():
             mass = real_tensor(weights, "weights", dtype=torch.float64, device=torch.device("cpu")).detach().clone()
-        if mass.shape != where.shape[:1]:
-            raise ShapeError(
-                expected=f"weights of shape ({where.shape[0]},)", got=str(tuple(mass.shape)), remedy="one weight per point"
-            )
+        check_shape(mass, "weights", len(where), remedy="one weight per point")
         if not bool(torch.isfinite(mass).all() and (mass >= 0).all() and mass.sum() > 0):
             raise DataError(
                 expected="finite weights >= 0 that are not all zero", got="others", remedy="use equal weights volume / p"
@@ -306,7 +304,7 @@ class Grid(Undisturbed):
             _points=_padded([points for points, _ in tensors], 0),
             _weights=_padded([weights for _, weights in tensors], 0),
             _observed=None if bool(observed.all()) else observed,
-            _cells=None if parts[0]._cells is None else _padded([_present(part._cells) for part in parts], -1),
+            _cells=None if parts[0]._cells is None else _padded([part._cells for part in parts if part._cells is not None], -1),
         )
 
     def singles(self) -> list[Grid]:
@@ -532,10 +530,7 @@ class Grid(Undisturbed):
             0.5
         """
         check_instance(values, Tensor, "values", remedy="flatten the axes of the grid: values.flatten(2)")
-        if values.ndim == 0 or values.shape[-1] != self.size:
-            raise ShapeError(
-                expected=f"values of shape (..., {self.size})", got=str(tuple(values.shape)), remedy="write values.flatten(2)"
-            )
+        check_shape(values, "values", "...", self.size, remedy="write values.flatten(2)")
         if self.is_batch:
             return (values * self.sample_weights.to(values)).sum(-1)
         return values @ self.mean_weights.to(values)
@@ -577,6 +572,11 @@ class Grid(Undisturbed):
         """Extent per axis of a uniform grid; empty for scattered points."""
         return tuple(axis.length for axis in self.axes)
 
+    @property
+    def domain(self) -> tuple[tuple[float, float, bool], ...]:
+        """Origin, length and periodicity of each axis of a uniform grid; empty for scattered points."""
+        return tuple((axis.origin, axis.length, axis.periodic) for axis in self.axes)
+
     def resized(self, shape: int | Sequence[int]) -> Grid:
         """Return the uniform grid of the same domain with another number of points per axis; itself, if it has that many.
 
@@ -584,8 +584,7 @@ class Grid(Undisturbed):
             GridError: If this grid is scattered.
             ArgumentError: If `shape` does not name one size per axis.
         """
-        if not self.is_uniform:
-            raise GridError(expected="a uniform grid", got=repr(self), remedy="a scattered grid has no resolution to change")
+        check_grid(self, uniform=True, remedy="a scattered grid has no resolution to change")
         if isinstance(shape, tuple) and shape == self.shape and all(type(size) is int for size in shape):
             return self  # whose points are known already
         sizes = per_axis(shape, self.dimension, "shape", check_integer)
@@ -610,8 +609,7 @@ class Grid(Undisturbed):
             GridError: If this grid is scattered.
             ArgumentError: If there is not one name per axis.
         """
-        if not self.is_uniform:
-            raise GridError(expected="a uniform grid", got=repr(self), remedy="scattered points have no axes")
+        check_grid(self, uniform=True, remedy="scattered points have no axes")
         words = per_axis(names, self.dimension, "names", check_text)
         units = units if isinstance(units, str) else check_sequence(units, "units", remedy="give one text per axis") or ""
         kinds = per_axis(units, self.dimension, "units", check_text)
@@ -693,11 +691,6 @@ def _padded(parts: Sequence[Tensor], number: int) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True, padding_value=number)
 
 
-def _present(cells: Tensor | None) -> Tensor:
-    assert cells is not None  # all grids of a batch have cells
-    return cells
-
-
 def _lazy_copy(tensor: Tensor) -> Tensor:
     """A copy that shares memory until one of the two is written to, so that no caller changes a grid in place."""
     if torch.compiler.is_dynamo_compiling():
@@ -732,7 +725,10 @@ def per_axis(value: Any, count: int, name: str, check: Callable[[Any, str], Any]
     return tuple(check(entry, name) for entry in entries)
 
 
-def check_grid(grid: object, name: str = "grid", *, uniform: bool = False) -> Grid:
+_INTERPOLATE = "interpolate values by scipy.interpolate.griddata"
+
+
+def check_grid(grid: object, name: str = "grid", *, uniform: bool = False, remedy: str = _INTERPOLATE) -> Grid:
     """Return a grid.
 
     Raises:
@@ -740,10 +736,14 @@ def check_grid(grid: object, name: str = "grid", *, uniform: bool = False) -> Gr
     """
     checked = check_instance(grid, Grid, name, remedy="give a pn.Grid: inputs.grid.resized(128), for example", error=GridError)
     if uniform and not checked.is_uniform:
-        raise GridError(
-            expected=f"a uniform grid as {name}", got=repr(grid), remedy="interpolate values by scipy.interpolate.griddata"
-        )
+        raise GridError(expected=f"a uniform grid as {name}", got=repr(grid), remedy=remedy)
     return checked
+
+
+def check_same_grid(grid: Grid, expected: Grid, name: str, *, remedy: str) -> None:
+    """Raise a GridError unless two grids are equal."""
+    if grid != expected:
+        raise GridError(expected=f"{name} on {expected!r}", got=repr(grid), remedy=remedy)
 
 
 def check_unmasked(grid: Grid, purpose: str) -> Grid:
@@ -762,9 +762,5 @@ def check_on_grid(values: Tensor, grid: Grid) -> None:
     """Raise a ShapeError unless the last axes of `values`, a tensor, are the grid's."""
     check_instance(values, Tensor, "values", remedy="convert with torch.as_tensor(values)")
     check_grid(grid)
-    if values.ndim < len(grid.shape) or tuple(values.shape[values.ndim - len(grid.shape) :]) != grid.shape:
-        raise ShapeError(
-            expected=f"values that end in the grid's shape {grid.shape}",
-            got=str(tuple(values.shape)),
-            remedy="channels come before the grid axes: (n, c, *grid.shape)",
-        )
+    remedy = "channels come before the grid axes: (n, c, *grid.shape)"
+    check_shape(values, "values", "...", *grid.shape, remedy=remedy)

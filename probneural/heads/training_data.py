@@ -12,11 +12,12 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
-from probneural.checks import cast, check_finite, check_scale, check_variances, real_tensor
+from probneural.checks import cast, check_finite, check_scale, check_shape, check_variances, real_tensor
 from probneural.distributions.predictors.base import Predictor, with_records
-from probneural.errors import ArgumentError, DataError, DataWarning, GridError, ShapeError, warn
+from probneural.errors import ArgumentError, DataError, DataWarning, ShapeError, warn
 from probneural.fields import Field
 from probneural.grids import Grid
+from probneural.grids.grid import check_same_grid
 from probneural.pairs import Dataset, FieldPairs, FieldSource, Rows, batches, check_dataset
 from probneural.pairs.clocks import WindowClock
 from probneural.pairs.provenance import TrainingRecord, operator_record, record_of, row_keys
@@ -167,12 +168,9 @@ def training_data(data: object, operator: nn.Module | None, *, is_shared: bool =
         DataError: If data are not pairs, are empty, fewer than ranks, not finite, or out of range of the operator's dtype.
     """
     pairs = check_dataset(data)
-    if pairs.outputs.grid.has_points_per_sample and pairs.outputs.grid != pairs.inputs.grid:
-        raise GridError(
-            expected="inputs and outputs of each sample on the same mesh",
-            got=f"{pairs.inputs.grid!r} and {pairs.outputs.grid!r}",
-            remedy="interpolate the inputs to the outputs' meshes: inputs.resample(outputs.grid)",
-        )
+    if pairs.outputs.grid.has_points_per_sample:
+        remedy = "interpolate the inputs to the outputs' meshes: inputs.resample(outputs.grid)"
+        check_same_grid(pairs.inputs.grid, pairs.outputs.grid, "inputs, as outputs are,", remedy=remedy)
     bins = Bins.of(pairs.outputs.grid) if pairs.outputs.grid.has_points_per_sample and len(pairs) else None
     functions, own = len(pairs), own_rows(len(pairs)) if is_shared else range(len(pairs))
     if is_shared and functions < world_size():
@@ -315,12 +313,7 @@ def residuals_from(predicted: Float[Tensor, "b c *grid"], outputs: Float[Tensor,
         DataError: If predictions are not finite.
         ShapeError: If their shape is another one.
     """
-    if predicted.shape != outputs.shape:
-        raise ShapeError(
-            expected=f"an operator with outputs {tuple(outputs.shape)}",
-            got=str(tuple(predicted.shape)),
-            remedy="check its channels",
-        )
+    check_shape(predicted, "outputs of the operator", *outputs.shape, remedy="check its channels")
     check_predicted(predicted)
     return outputs.to(torch.float64) - predicted.to(torch.float64)
 

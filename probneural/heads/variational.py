@@ -15,19 +15,20 @@ from jaxtyping import Float64
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from probneural.checks import assign, check_flag, check_instance, check_integer, missing
+from probneural.checks import missing
 from probneural.contexts import GLOBAL_GENERATORS, copy_for_call, undisturbed
 from probneural.curvature.jacobian_root import VarianceEstimation
 from probneural.curvature.products.functions import gauss_newton_vector_product
 from probneural.curvature.weights import DiagonalWeights
-from probneural.errors import ArgumentError, ConvergenceWarning, warn
+from probneural.errors import ConvergenceWarning, warn
 from probneural.fields import evaluate
 from probneural.heads.laplace.laplace import VARIATIONAL, Laplace, LaplacePredictor
 from probneural.heads.training_data import recorded
 from probneural.heads.weight_problem import WeightProblem, prepare
 from probneural.heads.weight_samples import with_state
 from probneural.pairs import Dataset
-from probneural.randomness import check_seed, seeded, stream
+from probneural.randomness import seeded, stream
+from probneural.settings import Count, Seed, Settings
 
 _WINDOW = 250
 """Number of steps per window of the bound."""
@@ -134,7 +135,7 @@ _LAPLACE = Laplace(show_progress=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BayesianOperator:
+class BayesianOperator(Settings):
     """Mean-field Gaussian variational posterior of all weights, minimising KL(q | p) with Pyro.
 
     Likelihood, noise variance s_c^2, prior precision tau_j and effective observations m_c are those of `Laplace`,
@@ -168,18 +169,11 @@ class BayesianOperator:
         Kucukelbir et al. (2017), Automatic differentiation variational inference.
     """
 
-    steps: int = 20_000
+    steps: Count = 20_000
     laplace: Laplace = _LAPLACE
-    batch_size: int = 20
-    seed: int = 0
+    batch_size: Count = 20
+    seed: Seed = 0
     show_progress: bool = True
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        check_instance(self.laplace, Laplace, "laplace", remedy='give Laplace("diagonal")', error=ArgumentError)
-        for name in ("steps", "batch_size"):
-            assign(self, **{name: check_integer(getattr(self, name), name)})
-        assign(self, seed=check_seed(self.seed), show_progress=check_flag(self.show_progress, "show_progress"))
 
     @recorded
     @undisturbed()

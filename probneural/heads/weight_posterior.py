@@ -11,12 +11,12 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.checks import assign, check_integer
 from probneural.curvature.weights import DenseWeights, WeightRoot
 from probneural.heads.evidence import Evidence
 from probneural.heads.weight_problem import WeightProblem
 from probneural.linear_algebra.principal_components import resolved_eigenpairs
 from probneural.registry import stored
+from probneural.settings import Settings
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +97,7 @@ class WeightPosterior:
     report: Mapping[str, float] = field(default_factory=dict)
 
 
-class Structure(ABC):
+class Structure(Settings, ABC):
     """Structure of the weights' covariance in `Laplace`; abstract.
 
     Attributes:
@@ -105,12 +105,6 @@ class Structure(ABC):
     """
 
     name: ClassVar[str]
-
-    def __post_init__(self) -> None:
-        """Check optional numbers."""
-        for name in ("probes", "rank"):
-            if getattr(self, name, None) is not None:
-                assign(self, **{name: check_integer(getattr(self, name), name)})
 
     @abstractmethod
     def fit(self, problem: WeightProblem, *, seed: int, show_progress: bool) -> WeightPosterior:

@@ -9,9 +9,8 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.distributions import EmpiricalField, FieldDistribution, GaussianField, MixtureField
-from probneural.distributions.mixture import choose, uniform_numbers
-from probneural.errors import UnsupportedError
+from probneural.distributions import FieldDistribution, GaussianField, MixtureField
+from probneural.distributions.mixture import choose, gaussian_of, uniform_numbers
 from probneural.functionals import Functional
 from probneural.linear_algebra.densities import by_covariance, by_gram, normal_log_density
 
@@ -35,13 +34,7 @@ class GaussianNumbers(NamedTuple):
     @classmethod
     def of(cls, values: FieldDistribution) -> GaussianNumbers:
         """The moments of a functional's values: of mixtures and members those of the Gaussian that matches them."""
-        matched = values.moment_matched() if isinstance(values, EmpiricalField | MixtureField) else values
-        if not isinstance(matched, GaussianField):
-            raise UnsupportedError(
-                expected="a predictor of Gaussian, empirical or mixture fields",
-                got=type(values).__name__,
-                remedy='use likelihood="mean" or "draws"',
-            )
+        matched = gaussian_of(values)
         mean = matched.mean.to(torch.float64).flatten(1)
         roots = [matched.root] if matched.discrepancy is None else [matched.root, matched.discrepancy]
         columns = torch.cat([root.dense().to(torch.float64).flatten(1, 2) for root in roots], dim=-1)

@@ -14,9 +14,11 @@ from probneural.calibration.novelty.detector import NoveltyDetector
 from probneural.checks import (
     check_callable,
     check_choice,
+    check_count,
     check_finite,
     check_instance,
     check_integer,
+    check_shape,
     check_variances,
     real_tensor,
 )
@@ -144,12 +146,8 @@ class InverseModel(Undisturbed):
     def inputs_of(self, theta: Float64[Tensor, "n d"]) -> Field:
         """The input fields of parameters, checked."""
         fields = check_instance(self.encode(theta), Field, "the result of encode", remedy="return a Field of n input functions")
-        if len(fields) != len(theta):
-            raise ShapeError(
-                expected=f"{len(theta)} fields from encode, one per row of parameters",
-                got=str(len(fields)),
-                remedy="map parameters (n, d) to a Field of n functions",
-            )
+        remedy = "map parameters (n, d) to a Field of n functions"
+        check_count(len(fields), len(theta), "fields from encode, one per row of parameters", remedy=remedy)
         return fields
 
     def chunks(self, theta: Float64[Tensor, "t n d"]) -> tuple[Tensor, ...]:
@@ -158,10 +156,7 @@ class InverseModel(Undisturbed):
 
     def _checked_parameters(self, theta: Float[Tensor, "*n d"]) -> Float64[Tensor, "*n d"]:
         rows = real_tensor(theta, "theta", dtype=torch.float64)
-        if rows.ndim < 1 or rows.shape[-1] != self.size:
-            raise ShapeError(
-                expected=f"parameters of shape (..., {self.size})", got=str(tuple(rows.shape)), remedy="the prior's size is d"
-            )
+        check_shape(rows, "parameters", "...", self.size, remedy="the prior's size is d")
         check_finite(rows, "theta", remedy="check the parameters")
         return rows
 

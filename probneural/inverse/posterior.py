@@ -15,7 +15,8 @@ from probneural.checks import check_real, optional
 from probneural.contexts import Undisturbed
 from probneural.distributions import EmpiricalField, FieldDistribution, GaussianField, MixtureField, Predictor
 from probneural.distributions.intervals import Interval, tails
-from probneural.errors import ArgumentError, DataWarning, UnsupportedError, warn
+from probneural.distributions.mixture import gaussian_of
+from probneural.errors import ArgumentError, DataWarning, warn
 from probneural.inverse.likelihoods import GaussianNumbers, components_of, operator_values
 from probneural.inverse.model import InverseModel
 from probneural.pairs import evenly_spread_rows
@@ -224,11 +225,7 @@ def tested(posterior: InversePosterior) -> InversePosterior:
 
 def given_data(problem: InverseModel, field: FieldDistribution, generator: torch.Generator) -> Tensor:
     """One draw of each sample's prediction given the data, by Matheron's rule; of mixtures by their mean and covariance."""
-    matched = field.moment_matched() if isinstance(field, EmpiricalField | MixtureField) else field
-    if not isinstance(matched, GaussianField):
-        raise UnsupportedError(
-            expected="Gaussian, empirical or mixture fields", got=type(field).__name__, remedy='use likelihood="mean"'
-        )
+    matched = gaussian_of(field)
     roots = [matched.root] if matched.discrepancy is None else [matched.root, matched.discrepancy]
 
     def normal(*shape: int) -> Tensor:

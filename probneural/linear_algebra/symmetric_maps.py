@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_instance
-from probneural.errors import DataError, ShapeError
+from probneural.checks import check_instance, check_shape
+from probneural.errors import DataError
 
 Map = Callable[[Tensor], Tensor]
 """A linear map of row vectors, `(s, P)` to `(s, Q)`."""
@@ -36,11 +36,8 @@ def apply(product: Map, rows: Float[Tensor, "s P"], *, size: int) -> Float[Tenso
         DataError: If they are complex, or not finite.
     """
     images = check_instance(product(rows), Tensor, "images of a map", remedy="return a tensor of one image per row")
-    expected = (rows.shape[0], size)
-    if tuple(images.shape) != expected:
-        raise ShapeError(
-            expected=f"a product that returns {expected}", got=str(tuple(images.shape)), remedy="map rows: one image per row"
-        )
+
+    check_shape(images, "images of a map", len(rows), size, remedy="map rows: one image per row")
     if not images.is_floating_point():
         raise DataError(
             expected="a product of real numbers", got=str(images.dtype), remedy="lay complex numbers out as (real, imaginary)"

@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.checks import check_instance
+from probneural.checks import check_count, check_instance
 from probneural.distributions.forecasts.trajectory import Forecast
-from probneural.errors import ArgumentError, ShapeError
+from probneural.errors import ArgumentError
 from probneural.fingerprints import row_fingerprints
 from probneural.metrics.scores import Batch, batch_rows
 from probneural.pairs import Dataset, FieldSource
@@ -70,10 +70,7 @@ def aligned(forecast: Forecast, truth: TrueTrajectories) -> TrueTrajectories:
     """
     check_instance(forecast, Forecast, "forecast", remedy="roll a predictor out: predictor.rollout(start, steps=20, seed=0)")
     check_instance(truth, TrueTrajectories, "truth", remedy="give trajectories: problem.trajectory(...)")
-    if len(forecast) != len(truth):
-        raise ShapeError(
-            expected=f"true trajectories of {len(forecast)} functions", got=str(len(truth)), remedy="roll out from truth.start"
-        )
+    check_count(len(truth), len(forecast), "true trajectories", remedy="roll out from truth.start")
     times: Tensor | None = getattr(forecast, "times", None)
     clock: Tensor | None = getattr(truth, "lead_times", None)
     origin = _origin(forecast, truth)

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_floating, check_integer
+from probneural.checks import check_floating, check_integer, check_shape
 from probneural.contexts import undisturbed
-from probneural.errors import GridError, ShapeError
+from probneural.errors import GridError
 from probneural.grids import Grid, check_grid, check_unmasked
 from probneural.metrics.comparison import Comparison
 from probneural.metrics.member_pool import ObservedDraws
@@ -65,9 +65,7 @@ def power_spectrum(values: Float[Tensor, "..."], grid: Grid) -> PowerSpectrum:
     if not grid.is_uniform or grid.size < 2:
         raise GridError(expected="a uniform grid of two points or more", got=repr(grid), remedy="resample to one")
     dims = tuple(range(-len(grid.axes), 0))
-    if values.ndim <= len(dims) or tuple(values.shape[dims[0] :]) != grid.shape:
-        expected = f"values of shape (..., channels, {', '.join(map(str, grid.shape))})"
-        raise ShapeError(expected=expected, got=str(tuple(values.shape)), remedy="pass the grid of the values")
+    check_shape(values, "values", "...", "channels", *grid.shape, remedy="pass the grid of the values")
     extended, longest = values.detach().to(torch.float64), max(axis.length for axis in grid.axes)
     square = torch.zeros((), dtype=torch.float64, device=values.device)
     for dim, axis in zip(dims, grid.axes, strict=True):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from probneural.checks import check_instance, check_integer, check_sequence
+from probneural.checks import check_count, check_instance, check_integer, check_sequence, check_shape
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.grids import Grid, check_grid
 
@@ -23,11 +23,7 @@ def check_input(values: Tensor, *, channels: int, dimension: int, dtype: torch.d
         )
     if 0 in values.shape:
         raise ShapeError(expected="at least one sample", got=str(tuple(values.shape)), remedy="leave out empty batches")
-    if values.ndim != 2 + dimension or values.shape[1] != channels:
-        axes = ", ".join(["points"] * dimension)
-        raise ShapeError(
-            expected=f"values of shape (n, {channels}, {axes})", got=str(tuple(values.shape)), remedy="axis 1 is channels"
-        )
+    check_shape(values, "values", "n", channels, *["points"] * dimension, remedy="axis 1 is channels")
 
 
 def check_where(grid: Grid | None, query: Grid | None) -> None:
@@ -39,10 +35,8 @@ def check_where(grid: Grid | None, query: Grid | None) -> None:
 
 def check_samples(grid: Grid, values: Tensor) -> None:
     """Raise a ShapeError if a batch of grids does not have one grid per sample of the values."""
-    if grid.has_points_per_sample and len(grid.weights) != len(values):
-        raise ShapeError(
-            expected=f"one grid for each of {len(values)} samples", got=str(len(grid.weights)), remedy="use grid.select(rows)"
-        )
+    if grid.has_points_per_sample:
+        check_count(len(grid.weights), len(values), "grids, one for each sample", remedy="use grid.select(rows)")
 
 
 def grid_of_values(values: Tensor, grid: Grid | None, *, periodic: tuple[bool, ...]) -> Grid:

@@ -6,9 +6,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_instance, check_integer
+from probneural.checks import check_instance, check_integer, check_shape
 from probneural.contexts import remembered
-from probneural.errors import GridError, ShapeError
 from probneural.grids import Grid, check_grid
 from probneural.operators.base import Operator, initial_weights
 from probneural.operators.checks import check_samples, check_where
@@ -85,12 +84,8 @@ class DeepONet(Operator):
         frequencies = check_integer(frequencies, "frequencies")
         if sensors is not None:
             check_grid(sensors, "sensors")
-        if not isinstance(domain, Grid) or not domain.is_uniform:
-            raise GridError(
-                expected="a uniform grid as domain",
-                got=repr(domain),
-                remedy="scattered sensors do not say where the domain ends: give domain=, a uniform grid of any size on it",
-            )
+        remedy = "scattered sensors do not say where the domain ends: give domain=, a uniform grid of any size on it"
+        domain = check_grid(domain, "domain", uniform=True, remedy=remedy)
         self.sensors, self.domain = sensors, domain
         self.basis, self.layers, self.frequencies = basis, layers, frequencies
         with initial_weights(seed):
@@ -151,12 +146,8 @@ class DeepONet(Operator):
         """
         where = self.branch.locate(values, grid)
         check_instance(points, Tensor, "points", remedy="convert with torch.as_tensor(points)")
-        if points.ndim != 3 or len(points) != len(values) or 0 in points.shape:
-            raise ShapeError(
-                expected=f"points of shape ({len(values)}, points, {self.domain.dimension})",
-                got=str(tuple(points.shape)),
-                remedy="give points for each function, or the same to all as query=",
-            )
+        remedy = "give points for each function, or the same to all as query="
+        check_shape(points, "points", len(values), "points", self.domain.dimension, remedy=remedy)
         flat = points.flatten(0, 1)
         check_in_domain(Grid.scattered(flat, torch.ones(len(flat))), self.domain, name="a query")
         return self._at_points(self.branch(values, where), points.double())

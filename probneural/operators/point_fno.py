@@ -9,14 +9,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probneural.checks import check_flag, check_instance, check_integer
-from probneural.errors import ArgumentError
+from probneural.checks import check_flag, check_integer
 from probneural.grids import Grid, resample
 from probneural.operators.base import Operator, initial_weights
 from probneural.operators.checks import check_modes
-from probneural.operators.fno import FNO
 from probneural.operators.layers import ChannelNormalizer, PointwiseLinear, ReadoutLinear
-from probneural.operators.layers.box import Box, box_of
+from probneural.operators.layers.box import Box
 from probneural.operators.layers.quadrature import FourierBasis, QuadratureConv
 from probneural.pairs import Dataset
 from probneural.registry import stored
@@ -88,29 +86,6 @@ class PointFNO(Operator):
             self.pointwise = nn.ModuleList(PointwiseLinear(width, width) for _ in range(self.depth))
             self.projection = PointwiseLinear(width, projection)
             self.readout = ReadoutLinear(projection, out_channels)
-
-    @classmethod
-    def from_fno(cls, operator: FNO, *, grid: Grid) -> PointFNO:
-        """Return the operator with the weights of an `FNO` on periodic axes; outputs are equal on its grids.
-
-        Args:
-            operator: An `FNO` without position embedding.
-            grid: A grid of its data, which determines the box.
-
-        Raises:
-            ArgumentError: If the operator is of another form, or an axis is not periodic.
-        """
-        check_instance(operator, FNO, "operator", remedy="give an FNO", error=ArgumentError)
-        options = operator.configuration()
-        if options["embeds_position"] or not all((*grid.periodic, *operator.periodic)):
-            raise ArgumentError(
-                expected="an FNO of the plain form on periodic axes", got=repr(options), remedy="train a PointFNO on the data"
-            )
-        names = ("in_channels", "out_channels", "modes", "width", "depth", "projection")
-        made = cls(**{name: options[name] for name in names}, embeds_position=False, seed=0).to(operator.readout.weight)
-        made.load_state_dict({**made.state_dict(), **operator.state_dict()})
-        made.box.set(*box_of(grid))
-        return made
 
     def forward(
         self, values: Float[Tensor, "n c *grid"], *, grid: Grid | None = None, query: Grid | None = None

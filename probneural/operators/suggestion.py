@@ -198,7 +198,7 @@ def _neural(data: Dataset, inputs: Tensor, outputs: Tensor) -> tuple[str, str, d
         return "DeepONet", f"the {scattered} are at scattered points, where a DeepONet needs no Fourier transform", {}
     if grid.dimension > max(_MODES):
         return "DeepONet", f"an FNO has at most {max(_MODES)} dimensions, and the grid {grid.dimension}", {}
-    if not _share_domain(grid, out_grid):
+    if grid.domain != out_grid.domain:
         return "DeepONet", "inputs and outputs live on different domains, and an FNO needs one", {}
     if not all(grid.periodic):
         remedies = "a position embedding" if grid.dimension == 1 else "a position embedding and alternating continuation"
@@ -230,12 +230,6 @@ def _check_differences(data: Dataset, side: str, rows: Tensor) -> None:
             got=f"{len(source)} equal ones",
             remedy=f"there is nothing to learn: name other variables as {side}, or check the file",
         )
-
-
-def _share_domain(first: Grid, second: Grid) -> bool:
-    """Whether two uniform grids have the same extent and periodicity."""
-    spans = [[(axis.origin, axis.length, axis.periodic) for axis in where.axes] for where in (first, second)]
-    return spans[0] == spans[1]
 
 
 def _bounding_box(grid: Grid) -> Grid:

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probneural.arrays.layouts import TIME, named_role
-from probneural.checks import assign, check_integer, check_positive, real_tensor
+from probneural.checks import assign, check_integer, real_tensor
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import select_rows
+from probneural.settings import Count, Index, Positive, Settings
 
 if TYPE_CHECKING:
     import xarray
@@ -35,7 +36,7 @@ _STATE, _TRAJECTORIES = "state_time", "trajectory"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class WindowClock:
+class WindowClock(Settings):
     """Times of the states of n pairs, and the trajectory of each pair.
 
     Row r has `history` input states and then its output states. If input and output have the same time, the row has a single
@@ -65,23 +66,22 @@ class WindowClock:
     states: Tensor
     trajectories: Int64[Tensor, " n"] | None = None
     _: KW_ONLY
-    history: int = 1
-    lead: int = 0
-    step: float | None = None
+    history: Count = 1
+    lead: Index = 0
+    step: Positive | None = None
 
     def __post_init__(self) -> None:
         """Check that the shapes of times and identities agree."""
+        super().__post_init__()
         cpu = torch.device("cpu")
         states = real_tensor(self.states, "states", dtype=torch.float64, device=cpu, error=DataError).detach()
         states = states[:, None] if states.ndim == 1 else states
-        history = check_integer(self.history, "history")
-        if states.ndim != 2 or states.shape[1] < history:
+        if states.ndim != 2 or states.shape[1] < self.history:
             got, remedy = str(tuple(states.shape)), "give the times of the input states, then those of the output states"
-            raise ShapeError(expected=f"times of {history} or more states of each pair, (n, k)", got=got, remedy=remedy)
+            raise ShapeError(expected=f"times of {self.history} or more states of each pair, (n, k)", got=got, remedy=remedy)
         if not bool(torch.isfinite(states).all()):
             raise DataError(expected="finite times", got=str(states.tolist())[:100], remedy="leave out rows without a time")
-        step = None if self.step is None else check_positive(self.step, "step")
-        assign(self, states=states, history=history, lead=check_integer(self.lead, "lead", least=0), step=step)
+        assign(self, states=states)
         if self.trajectories is not None:
             fits = isinstance(self.trajectories, Tensor) and self.trajectories.dtype == torch.int64
             if not fits or self.trajectories.device != cpu or self.trajectories.shape != states.shape[:1]:

@@ -17,7 +17,17 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from probneural.arrays import reading
 from probneural.arrays.layouts import layouts_of
 from probneural.arrays.plausibility import check_plausible, jumping_axes, rows_to_check, warn_of_fill_values
-from probneural.checks import assign, check_finite, check_flag, check_sequence, described, optional, real_tensor
+from probneural.checks import (
+    assign,
+    check_count,
+    check_finite,
+    check_flag,
+    check_sequence,
+    check_shape,
+    described,
+    optional,
+    real_tensor,
+)
 from probneural.contexts import is_transformed
 from probneural.errors import ArgumentError, DataError, DataWarning, ShapeError, warn
 from probneural.fields import MISSING, Field, check_field, check_parts
@@ -335,8 +345,7 @@ class FieldPairs(Paired):
             if entries is None and name in ("cells", "weights"):
                 continue
             length = len(check_sequence(entries, name, remedy=_ONE_PER_SAMPLE))
-            if length != count:
-                raise ShapeError(expected=f"{count} entries of {name}, one per sample", got=str(length), remedy=_ONE_PER_SAMPLE)
+            check_count(length, count, f"entries of {name}, one per sample", remedy=_ONE_PER_SAMPLE)
         if cells is not None:
             grids = [Grid.mesh(*sample) for sample in zip(points, cells, strict=True)]
         else:
@@ -488,14 +497,11 @@ class FieldPairs(Paired):
         out = [f"x{number}" for number in range(len(self.outputs.grid.shape))]
         out = out if self.inputs.grid.has_points_of(self.outputs.grid) else [f"output_{name}" for name in out]
         channel = "channel" if self.inputs.channels == self.outputs.channels else "output_channel"
+        sides = (("inputs", self.inputs, "channel", space), ("outputs", self.outputs, channel, out))
         return xarray.Dataset(
             {
-                "inputs": reading.to_array(
-                    self.inputs.values, self.inputs.grid, sample="sample", channel="channel", space=space
-                ),
-                "outputs": reading.to_array(
-                    self.outputs.values, self.outputs.grid, sample="sample", channel=channel, space=out
-                ),
+                name: reading.to_array(side.values, side.grid, sample="sample", channel=channels, space=axes)
+                for name, side, channels, axes in sides
             },
             coords=({} if self.groups is None else {"groups": ("sample", self.groups.numpy())}) | clock_coordinates(self.clock),
         )
@@ -656,12 +662,8 @@ def _padded_values(values: Sequence[Tensor], grids: Sequence[Grid], name: str) -
     """Values `(c, p_i)` of samples with different points, padded to the largest number."""
     tensors = [real_tensor(sample, f"{name} of sample {number}") for number, sample in enumerate(values)]
     for number, (sample, grid) in enumerate(zip(tensors, grids, strict=True)):
-        if sample.ndim != 2 or tuple(sample.shape) != (tensors[0].shape[0], grid.size):
-            raise ShapeError(
-                expected=f"{name} of sample {number} of shape ({tensors[0].shape[0]}, {grid.size}): channels and points",
-                got=str(tuple(sample.shape)),
-                remedy="one value per channel and point of its mesh",
-            )
+        remedy = "one value per channel and point of its mesh"
+        check_shape(sample, f"{name} of sample {number}", len(tensors[0]), grid.size, remedy=remedy)
         check_finite(sample, f"{name} of sample {number}")
     return torch.nn.utils.rnn.pad_sequence([sample.mT for sample in tensors], batch_first=True).mT.contiguous()
 

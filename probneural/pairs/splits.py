@@ -11,8 +11,8 @@ from jaxtyping import Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.checks import check_instance, check_integer
-from probneural.errors import ArgumentError, DataError, DataWarning, ShapeError, warn
+from probneural.checks import check_count, check_instance, check_integer, check_shape
+from probneural.errors import ArgumentError, DataError, DataWarning, warn
 from probneural.fields import select_rows
 from probneural.pairs.clocks import WindowClock, split_in_time
 from probneural.randomness import stream
@@ -150,16 +150,14 @@ def check_groups(groups: object, count: int) -> None:
     tensor = check_instance(groups, Tensor, "groups", remedy=remedy)
     if tensor.dtype != torch.int64 or tensor.device.type != "cpu":
         raise DataError(expected="groups of int64 on the CPU", got=f"{tensor.dtype} on {tensor.device}", remedy=remedy)
-    if tuple(tensor.shape) != (count,):
-        raise ShapeError(expected=f"groups of shape ({count},)", got=str(tuple(tensor.shape)), remedy=remedy)
+    check_shape(tensor, "groups", count, remedy=remedy)
 
 
 def check_clock(clock: object, count: int) -> WindowClock:
     """Return a clock of `count` pairs, or raise a DataError or ShapeError."""
     remedy = "make it: pn.WindowClock(times), one time per pair"
     checked = check_instance(clock, WindowClock, "clock", remedy=remedy)
-    if len(checked) != count:
-        raise ShapeError(expected=f"a clock of {count} pairs", got=str(len(checked)), remedy=remedy)
+    check_count(len(checked), count, "pairs of a clock", remedy=remedy)
     return checked
 
 

@@ -15,6 +15,7 @@ from probneural.contexts import is_transformed
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
+from probneural.grids.grid import check_grid
 from probneural.grids.mesh import boundary_distances
 from probneural.physics.derivatives import boundary_points, gradient, space_axes, time_axis
 from probneural.registry import stored
@@ -212,12 +213,7 @@ class Neumann(_OnSides):
         Raises:
             GridError: If the grid is not uniform, or a side does not exist.
         """
-        if not u.grid.is_uniform:
-            raise GridError(
-                expected="a uniform grid",
-                got=repr(u.grid),
-                remedy="on a mesh, a zero normal derivative is the natural condition",
-            )
+        check_grid(u.grid, uniform=True, remedy="on a mesh, a zero normal derivative is the natural condition")
         g = evaluate_values(self.values, inputs, u.grid, u.values, name="values of the condition")
         parts = []
         for number, end in self.sides_of(u.grid):

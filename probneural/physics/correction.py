@@ -13,7 +13,7 @@ from jaxtyping import Float64
 from torch import Tensor
 from torch.func import vjp, vmap
 
-from probneural.checks import check_instance, check_integer
+from probneural.checks import check_count, check_instance, check_integer
 from probneural.contexts import jvp
 from probneural.distributions.base import FieldDistribution, inherit
 from probneural.distributions.empirical import EmpiricalField
@@ -22,7 +22,7 @@ from probneural.distributions.mixture import MixtureField
 from probneural.distributions.predictors.base import Calibrated, Predictor
 from probneural.distributions.roots.base import Root
 from probneural.distributions.roots.sums import CorrectedRoot
-from probneural.errors import DataError, ShapeError, UnsupportedError
+from probneural.errors import DataError, UnsupportedError
 from probneural.fields import Field, check_field
 from probneural.fingerprints import identity_of
 from probneural.grids import Grid
@@ -69,8 +69,8 @@ def corrected(u: FieldDistribution, residual: Residual, *, inputs: Field | None,
     """See `Residual.correct`."""
     check_instance(u, FieldDistribution, "u", remedy="give predictor(inputs)")
     steps, modes = check_integer(steps, "steps"), check_integer(modes, "modes")
-    if inputs is not None and len(check_field(inputs, "inputs")) != len(u):
-        raise ShapeError(expected=f"{len(u)} inputs, one per prediction", got=str(len(inputs)), remedy="give those of u")
+    if inputs is not None:
+        check_count(len(check_field(inputs, "inputs")), len(u), "inputs, one per prediction", remedy="give those of u")
     if u.grid.is_batch:
         raise UnsupportedError(
             expected="one grid for all samples", got=repr(u.grid), remedy="correct the samples of each mesh by themselves"

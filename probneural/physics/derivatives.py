@@ -21,6 +21,7 @@ from probneural.errors import ArgumentError, DataWarning, GridError, ShapeError,
 from probneural.fields import Field, check_field
 from probneural.grids import Grid
 from probneural.grids.axes import transfer
+from probneural.grids.grid import check_unmasked
 from probneural.grids.mesh import nodal_gradients
 
 TIME = "t"
@@ -234,12 +235,8 @@ def _check_grid(grid: Grid) -> Grid:
             got=repr(grid),
             remedy="derivatives on the sphere need the metric: project the field",
         )
-    if grid.is_masked and not grid.has_points_per_sample:
-        raise GridError(
-            expected="a grid without a mask",
-            got=repr(grid),
-            remedy="differences at masked points are undefined: fill the values",
-        )
+    if not grid.has_points_per_sample:
+        check_unmasked(grid, "derivatives")
     if not grid.is_uniform and grid.cells is None:
         raise GridError(
             expected="a uniform grid, or a mesh with cells", got=repr(grid), remedy="make it by Grid.mesh(points, cells)"

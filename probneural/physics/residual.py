@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from probneural.checks import assign, check_callable, check_instance, check_integer, check_real
+from probneural.checks import assign, check_callable, check_count, check_instance, check_integer, check_real
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.predictors.base import Predictor
@@ -228,10 +228,8 @@ class ResidualLoss:
     ) -> dict[str, Tensor]:
         """The terms by name: "data" of labelled samples, then those of the residual."""
         terms = self.residual.terms(predicted, inputs, grid)
-        if check_instance(target, Tensor, "target", remedy="give a tensor (n, c, *grid)").ndim != predicted.ndim:
-            raise ShapeError(
-                expected=f"targets of {predicted.ndim} axes", got=str(tuple(target.shape)), remedy="give (n, c, *grid)"
-            )
+        check_instance(target, Tensor, "target", remedy="give a tensor (n, c, *grid)")
+        check_count(target.ndim, predicted.ndim, "axes of targets", remedy="give (n, c, *grid)")
         if not target.shape[1]:
             return terms
         data = _squared_error if self.data is None else self.data

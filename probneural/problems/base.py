@@ -14,11 +14,20 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.checks import check_device, check_finite, check_floating, check_instance, check_integer
+from probneural.checks import (
+    check_count,
+    check_device,
+    check_finite,
+    check_floating,
+    check_instance,
+    check_integer,
+    check_shape,
+)
 from probneural.contexts import Undisturbed, jvp
 from probneural.errors import ArgumentError, DataError, GridError, ResolutionError, ShapeError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid, check_grid, per_axis
+from probneural.grids.grid import check_same_grid
 from probneural.pairs import FieldPairs
 from probneural.problems.input_distributions import InputDistribution, check_sample_dtype
 from probneural.problems.random_fields import GaussianRandomField
@@ -136,10 +145,8 @@ class Problem(Settings, Undisturbed, ABC):
             ArgumentError: If a resolution is not an integer.
         """
         dimension = self.dimension
-        if isinstance(resolution, Sequence) and len(resolution) != dimension:
-            raise ShapeError(
-                expected=f"a resolution for each of {dimension} axes", got=repr(resolution), remedy="give one number per axis"
-            )
+        if isinstance(resolution, Sequence):
+            check_count(len(resolution), dimension, "numbers as resolution, one per axis", remedy="give one number per axis")
         sizes = per_axis(resolution, dimension, "resolution", partial(check_integer, least=-math.inf))
         self._check_resolution(sizes)
         return self._uniform(sizes)
@@ -221,12 +228,8 @@ class Problem(Settings, Undisturbed, ABC):
             GridError: If the grid is not of the problem's kind (a ResolutionError if it is too coarse).
         """
         size = self.input_distribution.size
-        if check_floating(coefficients, "coefficients").ndim < 1 or coefficients.shape[-1] != size:
-            raise ShapeError(
-                expected=f"coefficients of shape (..., {size})",
-                got=str(tuple(coefficients.shape)),
-                remedy="pass draws of input_distribution; encode takes points of the unit cube",
-            )
+        remedy = "pass draws of input_distribution; encode takes points of the unit cube"
+        check_shape(check_floating(coefficients, "coefficients"), "coefficients", "...", size, remedy=remedy)
         self._check_grid(grid)
         self._check_resolution(grid.shape)
         return Field(self._inputs(coefficients.reshape(-1, size), grid), grid)
@@ -278,14 +281,8 @@ class Problem(Settings, Undisturbed, ABC):
         """
         self._check_field(inputs, "inputs")
         self._check_field(direction, "direction")
-        if inputs.grid != direction.grid:
-            raise GridError(
-                expected=f"a direction on the inputs' grid, {inputs.grid!r}", got=repr(direction.grid), remedy="resample it"
-            )
-        if len(inputs) != len(direction):
-            raise ShapeError(
-                expected=f"{len(inputs)} directions, one per input", got=str(len(direction)), remedy="pair them one to one"
-            )
+        check_same_grid(direction.grid, inputs.grid, "a direction, as the inputs are,", remedy="resample it")
+        check_count(len(direction), len(inputs), "directions, one per input", remedy="pair them one to one")
         moved = self._differentiate(inputs.values.double(), direction.values.double(), inputs.grid)
         return Field(moved.to(inputs.dtype), inputs.grid)
 
@@ -317,12 +314,8 @@ class Problem(Settings, Undisturbed, ABC):
             0.0
         """
         check_floating(design, "design")
-        if design.ndim < 1 or design.shape[-1] != self.design_dim:
-            raise ShapeError(
-                expected=f"a design of shape (..., {self.design_dim})",
-                got=str(tuple(design.shape)),
-                remedy="design_dim of the problem is the last axis",
-            )
+        remedy = "design_dim of the problem is the last axis"
+        check_shape(design, "a design", "...", self.design_dim, remedy=remedy)
         where = design.detach()
         outside = ~((where >= -_CUBE_SLACK) & (where <= 1.0 + _CUBE_SLACK))  # so written, NaN is outside too
         if bool(outside.any()):
@@ -384,10 +377,7 @@ class Problem(Settings, Undisturbed, ABC):
     def _check_field(self, field: Field, name: str) -> None:
         check_field(field, name)
         self._check_grid(field.grid)
-        if field.channels != self.in_channels:
-            raise ShapeError(
-                expected=f"{name} with {self.in_channels} channels", got=str(field.channels), remedy="axis 1 is channels"
-            )
+        check_count(field.channels, self.in_channels, f"channels of {name}", remedy="axis 1 is channels")
         if not len(field):
             raise ShapeError(expected=f"at least one field as {name}", got="none", remedy="skip empty batches")
         check_finite(field.values, name)

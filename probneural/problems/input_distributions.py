@@ -12,7 +12,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Uniform
 
-from probneural.checks import assign, check_callable, check_floating, check_instance, check_integer, check_sequence
+from probneural.checks import assign, check_callable, check_floating, check_instance, check_integer, check_sequence, check_shape
 from probneural.contexts import Undisturbed
 from probneural.errors import ArgumentError, DataError, ShapeError, UnsupportedError
 from probneural.grids import Grid
@@ -216,10 +216,7 @@ class IndependentDistributions(_Joined):
 
     def split(self, coefficients: Float[Tensor, "n size"]) -> Sequence[Float[Tensor, "n _"]]:
         """The coefficients of each part."""
-        if check_floating(coefficients, "coefficients").ndim != 2 or coefficients.shape[1] != self.size:
-            raise ShapeError(
-                expected=f"coefficients of shape (n, {self.size})", got=str(tuple(coefficients.shape)), remedy="pass draws"
-            )
+        check_shape(check_floating(coefficients, "coefficients"), "coefficients", "n", self.size, remedy="pass draws")
         return coefficients.split([part.size for part in self.parts], dim=1)
 
 

@@ -11,9 +11,8 @@ import torch
 from jaxtyping import Bool, Complex128, Float64, Int64
 from torch import Tensor
 
-from probneural.checks import check_finite, check_integer, check_real, real_tensor
+from probneural.checks import check_finite, check_integer, check_real, check_shape, real_tensor
 from probneural.contexts import Undisturbed
-from probneural.errors import ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
@@ -114,8 +113,7 @@ class JoukowskiAirfoil(Settings, Undisturbed):
             DataError: If they are not finite.
         """
         where = real_tensor(points, "points", dtype=torch.float64)
-        if where.ndim != 2 or where.shape[1] != 2:
-            raise ShapeError(expected="points of shape (q, 2)", got=str(tuple(where.shape)), remedy="give x and y in chords")
+        check_shape(where, "points", "q", 2, remedy="give x and y in chords")
         check_finite(where, "points", remedy="drop them")
         return ((where[:, 0] - 0.5) / 0.6).square() + (where[:, 1] / 0.4).square() < 1.0
 

@@ -13,8 +13,8 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal
 
-from probneural.checks import check_floating, check_positive, check_sequence
-from probneural.errors import GridError, ShapeError
+from probneural.checks import check_count, check_floating, check_positive, check_sequence, check_shape
+from probneural.errors import GridError
 from probneural.grids import Grid, along_axis, check_grid
 from probneural.problems.input_distributions import InputDistribution, check_levels, check_sample_dtype
 from probneural.settings import Count, Positive
@@ -173,18 +173,11 @@ class GaussianRandomField(InputDistribution):
         Raises:
             ShapeError: If the coefficients or the number of axes do not fit the distribution.
         """
-        if check_floating(coefficients, "coefficients").ndim != 2 or coefficients.shape[1] != self.size:
-            raise ShapeError(
-                expected=f"coefficients of shape (n, {self.size})", got=str(tuple(coefficients.shape)), remedy="pass draws"
-            )
+        check_shape(check_floating(coefficients, "coefficients"), "coefficients", "n", self.size, remedy="pass draws")
         coordinates = check_sequence(coordinates, "coordinates", remedy="give one vector per axis")
-        if len(coordinates) != self.dimension:
-            raise ShapeError(
-                expected=f"coordinates for {self.dimension} axes", got=str(len(coordinates)), remedy="give one vector per axis"
-            )
+        check_count(len(coordinates), self.dimension, "vectors of coordinates", remedy="give one vector per axis")
         for points in coordinates:
-            if check_floating(points, "coordinates").ndim != 1:
-                raise ShapeError(expected="vectors of coordinates", got=str(tuple(points.shape)), remedy="give (m,) per axis")
+            check_shape(check_floating(points, "coordinates"), "coordinates of an axis", "m", remedy="give (m,) per axis")
         products = coefficients.new_zeros(coefficients.shape[0], self._squares.numel())
         products = products.index_copy(1, self._places.to(coefficients.device), coefficients)
         values = products.unflatten(1, self._squares.shape)

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.checks import check_integer, check_real, real_tensor
+from probneural.checks import check_integer, check_real, check_shape, real_tensor
 from probneural.contexts import Undisturbed
-from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
@@ -89,8 +89,7 @@ class SphereHeat(Settings, Undisturbed):
             height, turn = 1.0 - 2.0 * number / points, math.pi * (3.0 - math.sqrt(5.0)) * number
             radius = (1.0 - height.square()).sqrt()
             where = torch.stack([radius * turn.cos(), radius * turn.sin(), height], 1)
-        if where.ndim != 2 or where.shape[1] != 3:
-            raise ShapeError(expected="points of shape (p, 3)", got=str(tuple(where.shape)), remedy="give unit vectors")
+        check_shape(where, "points", "p", 3, remedy="give unit vectors")
         if not bool(((where.norm(dim=1) - 1.0).abs() <= _SLACK).all()):
             raise DataError(expected="points on the unit sphere", got="others", remedy="divide by norms: x / x.norm(dim=1)")
         where = where / where.norm(dim=1, keepdim=True)

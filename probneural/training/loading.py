@@ -67,18 +67,12 @@ class BatchOrder(Sampler[_Order]):
         return self._known[1]
 
     def _ordered(self) -> list[Batch]:
-        if self.seed is None:
-            return [
-                (source, rows)
-                for source, length in enumerate(self.lengths)
-                for rows in torch.arange(length, device="cpu").split(self.batch_size)
-            ]
-        generator = stream(self.seed, "batches", self.epoch)
+        generator = None if self.seed is None else stream(self.seed, "batches", self.epoch)
         batches: list[Batch] = []
         for source, length in enumerate(self.lengths):
-            order = torch.randperm(length, generator=generator, device="cpu")
+            order = torch.arange(length) if generator is None else torch.randperm(length, generator=generator, device="cpu")
             batches += [(source, rows) for rows in order.split(self.batch_size)]
-        if len(self.lengths) == 1:
+        if generator is None or len(self.lengths) == 1:
             return batches
         return [batches[number] for number in torch.randperm(len(batches), generator=generator, device="cpu").tolist()]
 

@@ -20,6 +20,7 @@ from probneural.checks import (
     check_instance,
     check_real,
     check_sequence,
+    check_shape,
     described,
 )
 from probneural.errors import ArgumentError, DataError, ShapeError
@@ -107,12 +108,8 @@ def relative_l2(
         0.5
     """
     _check_values(predicted, target)
-    if predicted.shape != target.shape:
-        raise ShapeError(
-            expected=f"predictions shaped like the targets {tuple(target.shape)}",
-            got=str(tuple(predicted.shape)),
-            remedy="check the operator's out_channels; shapes are not broadcast",
-        )
+    remedy = "check the operator's out_channels; shapes are not broadcast"
+    check_shape(predicted, "predictions", *target.shape, remedy=remedy)
     check_grid(grid)
     predicted, target = grid.fill(predicted), grid.fill(target)
     weights, largest = grid.sample_weights.to(target), target.detach().abs().flatten(2).amax(2)

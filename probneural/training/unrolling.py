@@ -10,16 +10,17 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from probneural.checks import assign, check_flag, check_integer
-from probneural.errors import ArgumentError, DataError, GridError
+from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field
 from probneural.grids import Grid
+from probneural.grids.grid import check_same_grid
 from probneural.pairs import Dataset, FieldPairs, FieldSource, Rows
+from probneural.settings import Count, Settings
 from probneural.training.losses import Loss, check_loss
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unroll:
+class Unroll(Settings):
     """Train a one-step operator on its own outputs, which are its inputs in a roll-out.
 
     A pair holds the states u_1, ..., u_K that follow its input, stacked as channels, as `windows(steps=K)` makes them. From
@@ -46,20 +47,15 @@ class Unroll:
         Their number of steps is random for every batch; here it is K.
     """
 
-    steps: int = 1
+    steps: Count = 1
     loss: Loss | None = None
-    history: int = 1
+    history: Count = 1
     pushforward: bool = False
 
     def __post_init__(self) -> None:
         """Validate the options."""
-        assign(
-            self,
-            steps=check_integer(self.steps, "steps"),
-            loss=check_loss(self.loss),
-            history=check_integer(self.history, "history"),
-            pushforward=check_flag(self.pushforward, "pushforward"),
-        )
+        super().__post_init__()
+        check_loss(self.loss)
         if self.steps == 1 and self.pushforward:
             raise ArgumentError(
                 expected="two steps or more to push forward", got=repr(self), remedy="give Unroll(steps=4) and windows(steps=4)"
@@ -94,12 +90,8 @@ class Unroll:
                     got=f"{data.inputs.channels} channels in and {data.outputs.channels} out",
                     remedy=f"make them by trajectories.windows(history={self.history}, steps={self.steps})",
                 )
-            if self.steps > 1 and data.inputs.grid != data.outputs.grid:
-                raise GridError(
-                    expected="inputs and outputs on one grid, where outputs become inputs",
-                    got=f"{data.inputs.grid!r} and {data.outputs.grid!r}",
-                    remedy="resample one of them",
-                )
+            if self.steps > 1:  # outputs become inputs
+                check_same_grid(data.outputs.grid, data.inputs.grid, "outputs, as inputs are,", remedy="resample one of them")
 
 
 @dataclass(frozen=True, eq=False)

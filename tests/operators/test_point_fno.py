@@ -7,9 +7,10 @@ import math
 import pytest
 import torch
 
-from probneural.errors import ArgumentError, DataError, GridError, ShapeError
+from probneural.errors import DataError, GridError, ShapeError
 from probneural.grids import Grid
 from probneural.operators import FNO, PointFNO
+from probneural.operators.layers.box import box_of
 from probneural.operators.layers.quadrature import FourierBasis
 from probneural.problems.poisson_on_shapes import triangulated_disk
 from tests.helpers import generator, normal
@@ -31,15 +32,11 @@ def test_equals_an_fno_on_uniform_periodic_grids(shape: tuple[int, ...], dtype: 
     fno = FNO(2, 3, modes=(3,) * len(shape), width=6, depth=3, projection=5, seed=0).to(dtype)
     values = normal(4, 2, *shape, seed="values", dtype=dtype)
     expected = fno(values, grid=grid)
-    converted = PointFNO.from_fno(fno, grid=grid)(values, grid=grid)
-    torch.testing.assert_close(converted, expected, rtol=0, atol=tolerance * float(expected.detach().abs().max()))
-
-
-@pytest.mark.bad_input
-def test_an_fno_of_another_form_is_refused() -> None:
-    for options in ({"embeds_position": True}, {"periodic": False}):
-        with pytest.raises(ArgumentError, match="plain form"):
-            PointFNO.from_fno(FNO(1, 1, modes=(2,), **options), grid=Grid.uniform(8))  # type: ignore[arg-type]
+    converted = PointFNO(2, 3, modes=(3,) * len(shape), width=6, depth=3, projection=5, embeds_position=False).to(dtype)
+    converted.load_state_dict({**converted.state_dict(), **fno.state_dict()})
+    converted.box.set(*box_of(grid))
+    actual = converted(values, grid=grid)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance * float(expected.detach().abs().max()))
 
 
 def test_permuting_splitting_and_padding_points_changes_nothing() -> None:

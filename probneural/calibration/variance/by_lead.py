@@ -14,14 +14,14 @@ from torch import Tensor
 
 from probneural.calibration.variance.local_fit import Part, fit_local_scale
 from probneural.calibration.variance.local_scale import LocalScale
-from probneural.checks import check_flag, check_instance, check_integer, check_variances
+from probneural.checks import check_count, check_flag, check_instance, check_integer, check_variances
 from probneural.contexts import Undisturbed, without_gradients
-from probneural.distributions.base import FieldDistribution, noise_variance
+from probneural.distributions.base import FieldDistribution, noise_variance, spread_over
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.forecasts.trajectory import Forecast
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.latent import digest
-from probneural.errors import ArgumentError, CalibrationError, GridError, ShapeError
+from probneural.errors import ArgumentError, CalibrationError, GridError
 from probneural.grids import Grid
 from probneural.metrics.comparison import compare
 from probneural.metrics.lead_alignment import TrueTrajectories, check_leads, lead_batches, step_keys
@@ -191,10 +191,7 @@ class LeadScaling(Undisturbed):
         """
         check_instance(u, FieldDistribution, "u", remedy="pass the states at this lead: forecast.at(lead)")
         scales = self.scales[check_integer(lead, "lead", most=self.steps) - 1]
-        if u.mean.shape[1] != len(scales):
-            raise ShapeError(
-                expected=f"states of {len(scales)} channels", got=str(u.mean.shape[1]), remedy="fit LeadScale on such states"
-            )
+        check_count(u.mean.shape[1], len(scales), "channels of states", remedy="fit LeadScale on such states")
         # Of s members about their mean: a' = (a + 1/s)/(1 + 1/s).
         sampling = float(u.weights.square().sum()) if isinstance(u, EmpiricalField) else 0.0
         local, scales = self.local[lead - 1] if self.local else None, (scales + sampling) / (1.0 + sampling)
@@ -213,13 +210,12 @@ class LeadScaling(Undisturbed):
                 remedy="fit LeadScale with the same number of members, or fit LeadScale(local=False)",
             )
         variance = u.variance.to(torch.float64)
-        per_channel = (-1, *(1,) * len(u.grid.shape))
-        scale = scales.to(variance).reshape(per_channel)
-        noise = (torch.zeros_like(scales) if self.noise is None else self.noise).to(variance).reshape(per_channel)
+        scale = spread_over(scales, variance)
+        noise = spread_over(torch.zeros_like(scales) if self.noise is None else self.noise, variance)
         scaled = scale * self.size_factor * variance
         factor = local.on(u.grid)(u.mean, scaled + noise).unflatten(-1, u.grid.shape)
         if self.saturations is not None:
-            saturation = self.saturations[lead - 1].to(variance).reshape(per_channel)
+            saturation = spread_over(self.saturations[lead - 1], variance)
             factor = saturated(factor, saturation * (scaled + noise).clamp_min(torch.finfo(torch.float64).tiny))
         # h multiplies the predictive variance a v + n, but the noise n stays: a' (h + (h - 1) n / (a v)).
         beside = noise / scaled.clamp_min(torch.finfo(torch.float64).tiny)

@@ -12,10 +12,11 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.predictions import CalibrationPredictions, gaussian_of, group_numbers, number_of
+from probneural.calibration.predictions import CalibrationPredictions, group_numbers, number_of
 from probneural.calibration.variance.local_scale import LocalScale, some_points
 from probneural.calibration.variance.stationary_process import LARGEST_RANK, StationaryProcess, Waves
 from probneural.distributions.base import FieldDistribution
+from probneural.distributions.mixture import gaussian_of
 from probneural.distributions.predictors.base import Predictor
 from probneural.errors import ArgumentError
 from probneural.functionals.integrals import ValuesAt

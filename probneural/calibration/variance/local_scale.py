@@ -87,8 +87,7 @@ class LocalScale:
         """Whether the factor is defined on a grid: uniform on the same domain, or any mesh after a fit on meshes."""
         if not self.grid.is_uniform:
             return is_mesh(grid) and grid.dimension == self.grid.dimension
-        domains = [[(axis.origin, axis.length, axis.periodic) for axis in where.axes] for where in (grid, self.grid)]
-        return grid.is_uniform and domains[0] == domains[1]
+        return grid.is_uniform and grid.domain == self.grid.domain
 
     def on(self, grid: Grid) -> LocalFactor:
         """The factor as a function of predictions on a covered grid."""

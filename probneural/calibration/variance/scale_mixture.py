@@ -12,12 +12,12 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.predictions import MOSTLY, check_pairs, distributions, gaussian_of, untrained_keys
+from probneural.calibration.predictions import MOSTLY, check_pairs, distributions, untrained_keys
 from probneural.calibration.stacking import stacking_weights
 from probneural.checks import check_integer
 from probneural.contexts import without_gradients
 from probneural.distributions.base import FieldDistribution
-from probneural.distributions.mixture import checked_weights
+from probneural.distributions.mixture import checked_weights, gaussian_of
 from probneural.distributions.predictors.base import Calibrated, Predictor
 from probneural.distributions.scale_mixture import ScaleMixtureField, checked_scales
 from probneural.errors import CalibrationError, DataWarning, warn
@@ -104,11 +104,7 @@ class ScaleMixture(Settings):
             DataError: If a value is not finite.
             ShapeError: If the outputs do not have the predictor's channels.
         """
-        check_pairs(predictor, calibration)
-        if len(calibration) < 1:
-            raise CalibrationError(
-                expected="at least one calibration field", got="none", remedy="hold out some training fields"
-            )
+        check_pairs(predictor, calibration, least=1)
         keys = untrained_keys(predictor, calibration, allow_training_data=allow_training_data)
         inner = predictor.inner if isinstance(predictor, ScaleMixturePredictor) else predictor
         logs, every, rounded = self._log_densities(inner, calibration)

@@ -9,13 +9,13 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.predictions import gaussian_of
 from probneural.calibration.variance.discrepancy import Decomposition
 from probneural.calibration.variance.local_scale import LocalScale, interpolated
-from probneural.distributions.base import FieldDistribution, check_factors
+from probneural.distributions.base import FieldDistribution, check_factors, spread_over
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.latent import Latent, digest
+from probneural.distributions.mixture import gaussian_of
 from probneural.distributions.predictors.base import Calibrated, Predictor
 from probneural.distributions.roots.base import Root, square_root
 from probneural.distributions.roots.modulated import DiagonalRoot, ModulatedRoot, weigh
@@ -104,9 +104,8 @@ class ScaledPredictor(Calibrated):
         return interpolated(self._ratio(self.local, prediction).log(), source=prediction.grid, target=u.grid).exp()
 
     def _ratio(self, local: LocalScale, u: GaussianField) -> Float64[Tensor, "n c p"]:
-        per_channel = (-1, *(1,) * len(u.grid.shape))
         variance = u.variance.to(torch.float64)
-        scale, noise = (part.to(variance).reshape(per_channel) for part in (self.scale, self._unexplained))
+        scale, noise = (spread_over(part, variance) for part in (self.scale, self._unexplained))
         return local.on(u.grid)(u.mean, scale * variance + noise)
 
     def _discrepancies(

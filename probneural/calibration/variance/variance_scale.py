@@ -28,7 +28,7 @@ from probneural.calibration.variance.local_fit import Part, fit_local_scale
 from probneural.calibration.variance.scaled_predictor import ScaledPredictor
 from probneural.checks import check_variances
 from probneural.contexts import undisturbed
-from probneural.distributions.base import noise_variance
+from probneural.distributions.base import noise_variance, spread_over
 from probneural.distributions.predictors.base import Predictor, with_discrepancy
 from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.errors import CalibrationError, DataWarning, warn
@@ -116,11 +116,7 @@ class VarianceScale(Settings):
             DataError: If a value is not finite.
             ShapeError: If the outputs do not have the predictor's channels.
         """
-        check_pairs(predictor, calibration)
-        if len(calibration) < 2:
-            raise CalibrationError(
-                expected="at least 2 calibration fields", got=str(len(calibration)), remedy="hold out some training fields"
-            )
+        check_pairs(predictor, calibration, least=2)
         keys = untrained_keys(predictor, calibration, allow_training_data=allow_training_data)
         return self._fitted(predictor, calibration, keys=keys)
 
@@ -218,7 +214,7 @@ def _read(
     shared: list[SharedCovariance] = []
     rows, start = likelihood_rows(predicted.pairs), 0
     for u, (stated, _) in predicted.distributions():
-        of_field = stated.variance - noise.to(stated.variance).reshape(-1, *(1,) * len(u.grid.shape))
+        of_field = stated.variance - spread_over(noise, stated.variance)
         field_variance += domain_average(of_field, stated.grid).sum(0).cpu() / len(predicted.pairs)
         shared += shared_covariances(u, rows[(rows >= start) & (rows < start + len(u))] - start)
         start += len(u)
@@ -228,8 +224,7 @@ def _read(
 def _moved(predicted: CalibrationPredictions, *, scale: Float64[Tensor, " c"], shift: Float64[Tensor, " c"]) -> Iterator[Pair]:
     """Yield moments with variances scale * v + shift, and the truth."""
     for stated, truth in predicted:
-        per_channel = (-1, *(1,) * (truth.ndim - 2))
-        factor, extra = (numbers.reshape(per_channel).to(stated.variance) for numbers in (scale, shift))
+        factor, extra = (spread_over(numbers, stated.variance) for numbers in (scale, shift))
         yield replace(stated, variance=factor * stated.variance + extra), truth
 
 

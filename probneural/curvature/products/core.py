@@ -40,12 +40,7 @@ def hessian_product(
         >>> hessian_product(lambda x: x.pow(3).sum(), torch.tensor([1.0, 2.0]), torch.tensor([1.0, 10.0]))
         tensor([  6., 120.])
     """
-
-    def product(vector: Tensor) -> Tensor:
-        derivative: Tensor = jvp(grad(loss), (parameters,), (vector,))[1]
-        return derivative
-
-    return _over_block(product, vectors, 1, chunk)
+    return jacobian_product(grad(loss), parameters, vectors, chunk=chunk)
 
 
 def gauss_newton_product(
@@ -139,11 +134,7 @@ def transposed_jacobian_product(
     """
     outputs, pull = vjp(function, parameters)[:2]
 
-    def product(cotangent: Tensor) -> Tensor:
-        (pulled,) = pull(cotangent)
-        return pulled
-
-    return _over_block(product, cotangents, outputs.ndim, chunk)
+    return _over_block(lambda cotangent: pull(cotangent)[0], cotangents, outputs.ndim, chunk)
 
 
 def pull_and_push(function: Function, parameters: Float[Tensor, " P"]) -> tuple[Function, Function]:

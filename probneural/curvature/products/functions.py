@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import grad, vjp, vmap
 
-from probneural.checks import check_instance
+from probneural.checks import check_instance, check_shape
 from probneural.contexts import forward_mode, plain_operations
 from probneural.curvature.problem import CurvatureProblem, QuadratureGaussian
 from probneural.curvature.products.core import (
@@ -355,10 +355,7 @@ def _applied(
                 got=str(tensor.dtype),
                 remedy="convert them, or make the problem of data and an operator of that dtype",
             )
-    if tuple(parameters.shape) != (streamed.problem.size,):
-        raise ShapeError(
-            expected=f"parameters ({streamed.problem.size},)", got=str(tuple(parameters.shape)), remedy="see problem.parameters"
-        )
+    check_shape(parameters, "parameters", streamed.problem.size, remedy="see problem.parameters")
     fits = vectors.ndim in (len(expected), len(expected) + 1) and tuple(vectors.shape[-len(expected) :]) == expected
     if not fits or vectors.shape[0] == 0:
         inside = ", ".join(map(str, expected))

@@ -14,10 +14,10 @@ from jaxtyping import Float
 from linear_operator import LinearOperator
 from torch import Tensor
 
+from probneural.checks import check_shape
 from probneural.curvature.problem import CurvatureProblem
 from probneural.curvature.products.functions import fisher_vector_product, gauss_newton_vector_product, hessian_vector_product
 from probneural.curvature.products.linearisation import Linearisation, Term, fisher_term, gauss_newton_term, hessian_term
-from probneural.errors import ShapeError
 
 if TYPE_CHECKING:
     import scipy.sparse.linalg
@@ -48,10 +48,7 @@ class CurvatureOperator(LinearOperator):
     def __init__(
         self, parameters: Float[Tensor, " P"], problem: CurvatureProblem, linearisation: Linearisation | None = None
     ) -> None:
-        if tuple(parameters.shape) != (problem.size,):
-            raise ShapeError(
-                expected=f"parameters ({problem.size},)", got=str(tuple(parameters.shape)), remedy="see problem.parameters"
-            )
+        check_shape(parameters, "parameters", problem.size, remedy="see problem.parameters")
         if linearisation is None:
             linearisation = Linearisation(problem, parameters, term=self._term)
         # linear_operator rebuilds itself from these inside its solvers, so the linearisation has to travel along

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Protocol, runtime_checkable
+from functools import cached_property, partial
+from typing import Annotated, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from probneural.checks import assign, check_callable, check_choice, check_finite, check_instance, check_integer
+from probneural.checks import check_callable, check_choice, check_finite, check_instance, check_integer
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
@@ -20,6 +20,7 @@ from probneural.fields import Field, check_field
 from probneural.grids import Grid
 from probneural.pairs.provenance import TrainingRecord
 from probneural.randomness import check_seed, stream_seed
+from probneural.settings import Count, Settings
 
 _LARGEST = 1e30
 """Absolute value of a state above which a roll-out is unstable."""
@@ -28,7 +29,7 @@ Forcing = Callable[[int], Field | Tensor]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class StepInputs:
+class StepInputs(Settings):
     """Inputs of a step other than the last state: earlier states, and other channels.
 
     Args:
@@ -42,18 +43,15 @@ class StepInputs:
         DataError: If parameters are not a field, or not finite.
     """
 
-    history: int | None = None
+    history: Count | None = None
     parameters: Field | None = None
-    forcing: Forcing | None = None
+    forcing: Annotated[Forcing, partial(check_callable, remedy="give a function of the lead")] | None = None
 
     def __post_init__(self) -> None:
         """Check the parts."""
-        if self.history is not None:
-            assign(self, history=check_integer(self.history, "history"))
+        super().__post_init__()
         if self.parameters is not None:
             check_finite(check_field(self.parameters, "parameters").values, "parameters")
-        if self.forcing is not None:
-            check_callable(self.forcing, "forcing", remedy="give a function of the lead")
 
 
 @runtime_checkable

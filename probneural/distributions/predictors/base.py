@@ -16,13 +16,13 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
 from probneural.arrays.plausibility import warn_of_fill_values
-from probneural.checks import check_device, check_finite, check_flag, check_instance, missing_attribute
+from probneural.checks import check_count, check_device, check_finite, check_flag, check_instance, missing_attribute
 from probneural.contexts import Undisturbed, undisturbed
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.forecasts.members import StepInputs, members_of
 from probneural.distributions.forecasts.trajectory import Trajectory
 from probneural.distributions.latent import Latent, checked_seeds, common_random_numbers, digest
-from probneural.errors import ArgumentError, GridError, ShapeError, UnsupportedError
+from probneural.errors import ArgumentError, GridError, UnsupportedError
 from probneural.fields import MISSING, Field, check_field
 from probneural.fingerprints import identity_of
 from probneural.functionals import Functional
@@ -189,10 +189,7 @@ class Predictor(Undisturbed, ABC):
     def _checked(self, inputs: Field, query: Grid | None) -> Field:
         """The inputs in the operator's dtype and on its device, or an error."""
         check_field(inputs, "inputs")
-        if inputs.channels != self.in_channels:
-            raise ShapeError(
-                expected=f"inputs of {self.in_channels} channels", got=str(inputs.channels), remedy="use the training layout"
-            )
+        check_count(inputs.channels, self.in_channels, "channels of inputs", remedy="use the training layout")
         if query is not None:
             check_grid(query, "query")
         check_units(self.trained_on, inputs)
@@ -421,9 +418,6 @@ def check_domain(grid: Grid, domain: Grid) -> None:
     if not (grid.is_uniform and domain.is_uniform):
         return
 
-    def spans(grid: Grid) -> list[tuple[float, float, bool]]:
-        return [(axis.origin, axis.length, axis.periodic) for axis in grid.axes]
-
     names, trained = ([axis.name for axis in where.axes] for where in (grid, domain))
     if names != trained and sorted(names) == sorted(trained):
         raise GridError(
@@ -431,7 +425,7 @@ def check_domain(grid: Grid, domain: Grid) -> None:
             got=", ".join(names),
             remedy=f"transpose the values: array.transpose(..., {', '.join(map(repr, trained))})",
         )
-    if spans(grid) != spans(domain):
+    if grid.domain != domain.domain:
         raise GridError(
             expected=f"inputs on the domain of the training inputs, {domain!r}",
             got=repr(grid),

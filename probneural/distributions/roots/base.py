@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_floating
+from probneural.checks import check_floating, check_shape
 from probneural.contexts import Undisturbed
 from probneural.distributions.latent import Seeds
 from probneural.errors import GridError, ShapeError
@@ -199,10 +199,7 @@ class DenseRoot(Root):
     def __post_init__(self) -> None:
         """Check the number of axes."""
         check_floating(self.matrix, "root")
-        if self.matrix.ndim != 4:
-            raise ShapeError(
-                expected="a root of shape (n, c, p, k)", got=str(tuple(self.matrix.shape)), remedy="add the missing axes"
-            )
+        check_shape(self.matrix, "a root", "n", "c", "p", "k", remedy="add the missing axes")
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from probneural.checks import check_count
 from probneural.distributions.latent import Seeds
 from probneural.distributions.roots.base import DerivedRoot, Root
 from probneural.errors import ShapeError
@@ -93,10 +94,7 @@ class SideBySideRoot(Root):
 
     def compose(self, transform: LowRankUpdate) -> SideBySideRoot:
         """[L R] (I + V^T D V) = [L + P D V_L, R + P D V_R], with P = [L R] V^T: the two blocks stay separate."""
-        if transform.rank != self.shape[3]:
-            raise ShapeError(
-                expected=f"a map of {self.shape[3]} latent dimensions", got=str(transform.rank), remedy="one for both roots"
-            )
+        check_count(transform.rank, self.shape[3], "latent dimensions of the map", remedy="one for both roots")
         inputs = self.shape[0]
         directions = transform.directions.expand(inputs, -1, -1)
         along = [self.product_each(directions[:, index]) for index in range(directions.shape[1])]

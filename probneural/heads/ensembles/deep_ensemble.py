@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, replace
+from typing import Annotated
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from probneural.checks import assign, check_callable, check_flag, check_integer, check_module
+from probneural.checks import check_callable, check_integer, check_module
 from probneural.contexts import undisturbed
 from probneural.curvature import ParameterVector
 from probneural.errors import ArgumentError, TrainingError, UnsupportedError
@@ -29,7 +30,8 @@ from probneural.heads.weight_problem import residuals_of
 from probneural.heads.weight_samples import WeightSampledPredictor, with_state
 from probneural.pairs import Dataset
 from probneural.processes import alone, gathered, own_rows, rank, world_size
-from probneural.randomness import check_seed, seeded, stream_seed
+from probneural.randomness import seeded, stream_seed
+from probneural.settings import Seed, Settings
 
 State = dict[str, Tensor]
 """Parameters and buffers of one member by name."""
@@ -289,10 +291,23 @@ def _mean_square_residual(predictor: WeightSampledPredictor, data: TrainingData)
 
 
 TRAIN_REMEDY = "pass train=functools.partial(pn.fit, epochs=50): it is called as train(operator, data, seed=seed)"
+_REINITIALISE = "give a function of a module, or leave it out"
+_BUILD = "write build=lambda seed: FNO(...); torch's generator is seeded around the call"
+
+
+def _check_workers(value: object, name: str) -> int | Executor:
+    return value if isinstance(value, Executor) else check_integer(value, name, most=2**10)
+
+
+MemberCount = Annotated[int, functools.partial(check_integer, most=2**20)]
+CheckedTrainFunction = Annotated[TrainFunction, functools.partial(check_callable, remedy=TRAIN_REMEDY)]
+CheckedBuild = Annotated[Build, functools.partial(check_callable, remedy=_BUILD)]
+Workers = Annotated[int | Executor, _check_workers]
+"""Settings that all ensembles have."""
 
 
 @dataclass(frozen=True)
-class DeepEnsemble:
+class DeepEnsemble(Settings):
     """M operators of one architecture, trained by the same function on the same data from different initial weights.
 
     The prediction is the empirical field of the members. The training function is called as `train(operator, data, seed=seed)`
@@ -345,33 +360,23 @@ class DeepEnsemble:
         torch.Size([3, 4, 1, 8])
     """
 
-    members: int = 5
+    members: MemberCount = 5
     _: KW_ONLY
-    train: TrainFunction
-    reinitialise: Reinitialise | None = None
-    build: Build | None = None
+    train: CheckedTrainFunction
+    reinitialise: Annotated[Reinitialise, functools.partial(check_callable, remedy=_REINITIALISE)] | None = None
+    build: CheckedBuild | None = None
     keeps_operator: bool = False
-    seed: int = 0
-    workers: int | Executor = 1
+    seed: Seed = 0
+    workers: Workers = 1
     show_progress: bool = True
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        assign(self, members=check_integer(self.members, "members", most=2**20), seed=check_seed(self.seed))
-        check_callable(self.train, "train", remedy=TRAIN_REMEDY)
-        if self.reinitialise is not None:
-            check_callable(self.reinitialise, "reinitialise", remedy="give a function of a module, or leave it out")
-        if self.build is not None:
-            remedy = "write build=lambda seed: FNO(...); torch's generator is seeded around the call"
-            check_callable(self.build, "build", remedy=remedy)
+        super().__post_init__()
         if self.reinitialise is not None and self.build is not None:
             raise ArgumentError(
                 expected="reinitialise= or build=", got="both", remedy="build= makes new operators; drop reinitialise="
             )
-        if not isinstance(self.workers, Executor):
-            assign(self, workers=check_integer(self.workers, "workers", most=2**10))
-        for name in ("keeps_operator", "show_progress"):
-            assign(self, **{name: check_flag(getattr(self, name), name)})
 
     @recorded
     @undisturbed()

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from dataclasses import KW_ONLY, dataclass
 from typing import Protocol, runtime_checkable
 
 from torch import nn
 
-from probneural.checks import assign, check_callable, check_instance, check_module
+from probneural.checks import check_callable, check_instance, check_module
 from probneural.distributions import Predictor
 from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.errors import DataError
-from probneural.heads.ensembles.deep_ensemble import TRAIN_REMEDY, DeepEnsemble, TrainFunction
-from probneural.heads.ensembles.reinitialisation import Build
+from probneural.heads.ensembles.deep_ensemble import (
+    TRAIN_REMEDY,
+    CheckedBuild,
+    CheckedTrainFunction,
+    DeepEnsemble,
+    MemberCount,
+    Workers,
+)
 from probneural.heads.last_layer.laplace import LastLayerLaplace
 from probneural.pairs import Dataset
+from probneural.settings import Seed, Settings
 
 
 @runtime_checkable
@@ -31,7 +37,7 @@ _LAST_LAYER = LastLayerLaplace()
 
 
 @dataclass(frozen=True)
-class LaplaceEnsemble:
+class LaplaceEnsemble(Settings):
     """M trained operators of one architecture, each with a posterior: a mixture of Laplace approximations.
 
     A Laplace posterior describes one mode of the weights; an ensemble finds several modes, but not their widths. The mixture
@@ -72,35 +78,21 @@ class LaplaceEnsemble:
         2
     """
 
-    members: int = 2
+    members: MemberCount = 2
     _: KW_ONLY
-    train: TrainFunction | None = None
+    train: CheckedTrainFunction | None = None
     head: Head = _LAST_LAYER
-    build: Build | None = None
+    build: CheckedBuild | None = None
     keeps_operator: bool = False
-    seed: int = 0
-    workers: int | Executor = 1
+    seed: Seed = 0
+    workers: Workers = 1
     show_progress: bool = True
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        check_callable(
-            getattr(self.head, "fit", None), "fit of the head", remedy="for example head=pn.heads.LastLayerLaplace()"
-        )
-        checked = self._ensemble(_untrained if self.train is None else self.train)
-        for name in ("members", "seed", "workers", "keeps_operator", "show_progress"):
-            assign(self, **{name: getattr(checked, name)})
-
-    def _ensemble(self, train: TrainFunction) -> DeepEnsemble:
-        return DeepEnsemble(
-            self.members,
-            train=train,
-            build=self.build,
-            keeps_operator=self.keeps_operator,
-            seed=self.seed,
-            workers=self.workers,
-            show_progress=self.show_progress,
-        )
+        super().__post_init__()
+        remedy = "for example head=pn.heads.LastLayerLaplace()"
+        check_callable(getattr(self.head, "fit", None), "fit of the head", remedy=remedy)
 
     def fit(self, operator: nn.Module | Sequence[nn.Module], data: Dataset) -> MixturePredictor:
         """Train the members, and fit the head to each.
@@ -133,12 +125,17 @@ class LaplaceEnsemble:
     def _trained(self, operator: nn.Module, data: Dataset) -> list[nn.Module]:
         """The members of the deep ensemble of these settings."""
         train = check_callable(self.train, "train", remedy=f"{TRAIN_REMEDY}; or fit to a list of trained operators")
-        members = self._ensemble(train).fit(operator, data).operators()
+        ensemble = DeepEnsemble(
+            self.members,
+            train=train,
+            build=self.build,
+            keeps_operator=self.keeps_operator,
+            seed=self.seed,
+            workers=self.workers,
+            show_progress=self.show_progress,
+        )
+        members = ensemble.fit(operator, data).operators()
         for member in members:
             for own, given in zip(member.parameters(), operator.parameters(), strict=True):
                 own.requires_grad_(given.requires_grad)
         return members
-
-
-def _untrained(operator: nn.Module, data: Dataset, *, seed: int) -> None:
-    """Placeholder of a training function."""

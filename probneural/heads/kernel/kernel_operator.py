@@ -8,16 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
+from typing import Annotated
 
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
-from probneural.checks import assign, check_choice, check_finite, check_integer, check_module, check_real
+from probneural.checks import check_choice, check_finite, check_module, check_real
 from probneural.contexts import copy_for_call, undisturbed
 from probneural.distributions import FieldDistribution, GaussianField, Latent, Predictor, PredictorTraits
 from probneural.distributions.latent import digest, draw_keys
-from probneural.errors import ArgumentError, DataError
+from probneural.errors import DataError
 from probneural.fields import Field, check_field, evaluate
 from probneural.grids import Grid
 from probneural.heads.kernel.component_root import BlockCoordinates, ComponentRoot
@@ -29,6 +30,7 @@ from probneural.heads.weight_problem import residuals_of
 from probneural.pairs import Dataset
 from probneural.randomness import stream
 from probneural.registry import stored
+from probneural.settings import Count, Settings
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +136,7 @@ _SAME = 1e-12
 
 
 @dataclass(frozen=True)
-class KernelOperator:
+class KernelOperator(Settings):
     """Gaussian processes from principal components of the inputs to those of the outputs, conditioned on the training data.
 
     With z(a) the coordinates of an input, f_k ~ GP(0, amplitude_k² k(z, z')) for each output component psi_k, independent:
@@ -186,20 +188,17 @@ class KernelOperator:
 
     kernel: str = "rational_quadratic+linear"
     _: KW_ONLY
-    input_components: int | None = None
-    output_components: int | None = None
-    groups: int = 4
-    min_noise: float = LEAST_NOISE
-    iterations: int = 20
-    inducing_points: int | None = None
+    input_components: Count | None = None
+    output_components: Count | None = None
+    groups: Count = 4
+    min_noise: Annotated[float, partial(check_real, least=LEAST_NOISE, most=1.0)] = LEAST_NOISE
+    iterations: Count = 20
+    inducing_points: Count | None = None
 
     def __post_init__(self) -> None:
         """Check the settings."""
+        super().__post_init__()
         check_choice(self.kernel, KERNELS, "kernel")
-        for name in ("input_components", "output_components", "groups", "iterations", "inducing_points"):
-            if getattr(self, name) is not None or name in ("groups", "iterations"):
-                assign(self, **{name: check_integer(getattr(self, name), name)})
-        assign(self, min_noise=check_real(self.min_noise, "min_noise", least=LEAST_NOISE, most=1.0))
 
     @recorded
     @undisturbed()
@@ -321,11 +320,7 @@ class KernelPredictor(Predictor):
         report: Mapping[str, float],
         precision: str,
     ) -> None:
-        if precision not in _PRECISIONS:
-            raise ArgumentError(
-                expected=f"one of {', '.join(_PRECISIONS)} as precision", got=repr(precision), remedy="use one of those"
-            )
-        like = outputs.modes.new_empty(0, dtype=_PRECISIONS[precision])
+        like = outputs.modes.new_empty(0, dtype=_PRECISIONS[check_choice(precision, _PRECISIONS, "precision")])
         super().__init__(PredictorTraits(in_channels=len(inputs.unit), noise=noise, domain=inputs.grid, like=like))
         self.operator = operator
         self.inputs = inputs

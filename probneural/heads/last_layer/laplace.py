@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor, nn
 
-from probneural.checks import assign, check_flag, check_module
+from probneural.checks import check_module
 from probneural.contexts import without_gradients
 from probneural.distributions import FeatureRoot, FieldDistribution, GaussianField, Latent, Predictor, PredictorTraits
 from probneural.distributions.latent import digest
@@ -35,13 +35,14 @@ from probneural.linear_algebra.conditioning import posterior_root
 from probneural.pairs import Dataset
 from probneural.pairs.provenance import record_of
 from probneural.registry import stored
+from probneural.settings import Settings
 
 _BATCH_ELEMENTS = 2**23
 """Number of feature values per evaluation (32 MiB in float32)."""
 
 
 @dataclass(frozen=True)
-class LastLayerLaplace:
+class LastLayerLaplace(Settings):
     """The Gaussian posterior of a pointwise affine last layer: exact covariance, given the features, at the trained weights.
 
     u_c(x) = sum over j of w_cj phi_j(x), plus a term independent of the weights, such as the state if the operator predicts
@@ -76,10 +77,6 @@ class LastLayerLaplace:
     prior_precision: float | Tensor | None = None
     effective_observations: float | Tensor | None = None
     moves_mean: bool = False
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        assign(self, moves_mean=check_flag(self.moves_mean, "moves_mean"))
 
     @recorded
     @without_gradients()

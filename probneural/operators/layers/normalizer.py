@@ -6,8 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probneural.checks import check_scale
-from probneural.errors import DataError
+from probneural.checks import check_count, check_scale
 from probneural.pairs import FieldSource
 from probneural.processes import are_together
 from probneural.statistics import units
@@ -53,10 +52,7 @@ class ChannelNormalizer(nn.Module):
         if not fields:
             return
         for source in fields:
-            if source.channels != channels:
-                raise DataError(
-                    expected=f"fields of {channels} channels", got=str(source.channels), remedy="build the operator for them"
-                )
+            check_count(source.channels, channels, "channels of fields", remedy="build the operator for them")
         mean, scale = units(fields, over_processes=are_together())
         check_scale(torch.cat([scale, torch.maximum(scale, mean.abs())]), "fields", dtype=self.scale.dtype)
         self.mean.copy_(mean)

@@ -17,6 +17,7 @@ from probneural.errors import UnsupportedError
 from probneural.heads.evidence import LayeredEvidence
 from probneural.heads.weight_posterior import Structure, WeightPosterior, learn, weight_posterior
 from probneural.heads.weight_problem import WeightProblem
+from probneural.settings import Count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,7 @@ class Kronecker(Structure):
     """
 
     name: ClassVar[str] = "kronecker"
-    probes: int | None = None
+    probes: Count | None = None
 
     def fit(self, problem: WeightProblem, *, seed: int, show_progress: bool) -> WeightPosterior:
         """Find the factors from whitened gradients, and solve in their eigenbasis.

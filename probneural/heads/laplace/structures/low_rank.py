@@ -21,6 +21,7 @@ from probneural.heads.weight_posterior import Structure, WeightPosterior
 from probneural.heads.weight_problem import WeightProblem
 from probneural.linear_algebra.symmetric_maps import Map, gaussian, orthonormal
 from probneural.randomness import stream
+from probneural.settings import Count
 
 LARGEST_RANK = 512
 """Maximum rank by default."""
@@ -106,7 +107,7 @@ class LowRank(Structure):
     """
 
     name: ClassVar[str] = "low_rank"
-    rank: int | None = None
+    rank: Count | None = None
 
     def fit(self, problem: WeightProblem, *, seed: int, show_progress: bool) -> WeightPosterior:
         """Find eigenpairs of the whitened curvature, to a given rank or down to the prior precision.
