@@ -62,7 +62,7 @@ NOTES = (
     "environmental model: sum of squared errors at three places and four times, without the factor sqrt(4 pi) that some "
     "authors have; 5 random designs and 30 more. Papers report 6e-6 (ensembles with randomised priors), 3e-5 (NEON), .37 "
     "(random). Their spill is the centre of the range; hidden target: another spill for every seed",
-    "environmental batches and constrained: the 5 first designs of the optimizer, then batches of four; the constraint is that no "
+    "environmental batches and constrained: 5 first designs, then batches of four; the constraint is that no "
     "concentration exceeds .8 of the target's largest. Optimizer has its defaults, qLogNEI of the field's posterior; BoTorch "
     "has the same function of one Gaussian process for the objective and one for the constraint. Infeasible designs have the "
     "loss of a field of zeros",
