@@ -562,7 +562,7 @@ def test_results_of_different_kinds_are_not_mixed(tmp_path):
     other = store.add(
         some(1, seed=1, grid=field.grid, channels=1), Field(field.values.repeat(1, 2, 1), field.grid), seconds=0.0
     )
-    with pytest.raises(ShapeError, match="fields of 1 channels"):
+    with pytest.raises(ShapeError, match="1 channels of each field"):
         store.pairs([keys[0], other])
 
 
