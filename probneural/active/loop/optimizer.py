@@ -196,7 +196,7 @@ class Optimizer:
             ArgumentError: If there is no simulator, or the number is less than `initial`.
             SimulationError: If too many simulations failed.
         """
-        self._learner.run(labels=evaluations)
+        self._learner.run(labels=check_integer(evaluations, "evaluations", least=self.plan.initial))
         return self.evaluations
 
     def ask(self) -> Float64[Tensor, "n d"]:

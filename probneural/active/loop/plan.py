@@ -20,7 +20,7 @@ from probneural.settings import Index, Seed, Settings
 def check(holds: bool, expected: str, got: object) -> None:
     """Raise an ArgumentError unless an argument is as expected."""
     if not holds:
-        raise ArgumentError(expected=expected, got=repr(got), remedy="see the arguments of ActiveLearner")
+        raise ArgumentError(expected=expected, got=repr(got), remedy="see the arguments of the constructor")
 
 
 Schedule = int | Callable[[int], int]
