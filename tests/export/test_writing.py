@@ -83,6 +83,7 @@ def test_calibrated_predictors(name: str, dtype: torch.dtype, tmp_path: Path) ->
             assert_equal(found, expected[:count])
 
 
+@pytest.mark.slow
 def test_bands(tmp_path: Path) -> None:
     scaled, inputs = in_dtype("regression", torch.float32)
     other = cases.fields(inputs.grid, 40, inputs.channels, seed=11).to(torch.float32)
