@@ -97,7 +97,7 @@ def _parser() -> ArgumentParser:
         elif name == "predict":
             command.add_argument("folder", help="Folder of a calibrated run.")
             command.add_argument("inputs", help="A file with the input variables of the run, or a pattern.")
-            command.add_argument("output", help="The NetCDF file, zarr store or {}.vtu to write; replaced.")
+            command.add_argument("output", help="The file to write, .nc, .zarr, .npz, .csv or {}.vtu; replaced.")
         elif name == "info":
             command.add_argument("path", help="A run's folder, a .safetensors file, or a data file.")
         else:
@@ -249,7 +249,7 @@ def _predict(options: Namespace) -> None:
     if isinstance(written, list):
         _say(f"{options.output}: {len(written)} meshes")
     else:
-        _say(f"{options.output}: {', '.join(map(str, written.data_vars))} of {dict(written.sizes)}")
+        _say(f"{written.encoding['source']}: {', '.join(map(str, written.data_vars))} of {dict(written.sizes)}")
 
 
 def _info(options: Namespace) -> None:

@@ -81,7 +81,7 @@ def unsupported(thing: object) -> UnsupportedError:
     """The error for an object that cannot be exported."""
     got, remedy = _REASONS.get(type(thing), (type(thing).__name__, "export the operator, or the predictor it was made of"))
     return UnsupportedError(
-        expected="an nn.Module, or a predictor of a last layer or of weight samples, calibrated by calibrate, VarianceScale or not",
+        expected="an nn.Module, or a predictor of a last layer or of weight samples, calibrated or not",
         got=got,
         remedy=remedy,
     )
@@ -319,7 +319,9 @@ class BandMoments(nn.Module):
         super().__init__()
         if query.is_batch:
             raise UnsupportedError(
-                expected="one domain for all samples of a band", got=repr(query), remedy="export predictor.inner, without the band"
+                expected="one domain for all samples of a band",
+                got=repr(query),
+                remedy="export predictor.inner, without the band",
             )
         self.inner, self.quantile, self.floor = inner, band.quantile, band.method.floor
         self.register_buffer("weights", query.mean_weights)
