@@ -308,7 +308,7 @@ class BandMoments(nn.Module):
         units: Unit of standard deviations, `(c,)`.
 
     Raises:
-        UnsupportedError: If the domain differs from sample to sample.
+        GridError: If the domain differs from sample to sample.
     """
 
     weights: Tensor
@@ -317,12 +317,6 @@ class BandMoments(nn.Module):
 
     def __init__(self, band: Band, inner: nn.Module, query: Grid, *, units: Float64[Tensor, " c"]) -> None:
         super().__init__()
-        if query.is_batch:
-            raise UnsupportedError(
-                expected="one domain for all samples of a band",
-                got=repr(query),
-                remedy="export predictor.inner, without the band",
-            )
         self.inner, self.quantile, self.floor = inner, band.quantile, band.method.floor
         self.register_buffer("weights", query.mean_weights)
         self.register_buffer("noise", band.predictor.noise.detach().to(units) / units.square())

@@ -185,7 +185,8 @@ class _Layout:
         channel = run.config.data.channel if channels > 1 else ""
         if channel and len(run.record["outputs"]["names"]) == channels:
             fixed[channel] = (channel, np.array(run.record["outputs"]["names"], dtype=object), {})
-        sample, varying = labels.sample, {}
+        sample = labels.sample
+        varying: dict[str, tuple[Any, Mapping[str, Any]]] = {}
         if is_window(inputs):
             places = inputs.places.numpy()
             last = places[:, TIME] + run.config.data.history - 1
@@ -321,7 +322,7 @@ def _joined(parts: Iterable[xarray.Dataset], layout: _Layout) -> xarray.Dataset:
 
 def write_npz(path: Path, dataset: xarray.Dataset) -> None:
     """Write variables and coordinates as arrays of an .npz archive; names of channels as texts."""
-    arrays = {str(name): variable.to_numpy() for name, variable in dataset.variables.items()}
+    arrays: dict[str, Any] = {str(name): variable.to_numpy() for name, variable in dataset.variables.items()}
     with path.open("wb") as stream:
         np.savez(stream, **{name: array.astype(str) if array.dtype == object else array for name, array in arrays.items()})
 
