@@ -90,11 +90,10 @@ def test_the_server_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     client = clients.TestClient(importlib.import_module("serve").app)
     inputs = pn.problems.Burgers(viscosity=0.1).sample(2, resolution=64, seed=5).inputs
     answer = client.post("/predict", json=inputs.values.tolist())
-    assert answer.status_code == 200
     predictor = pn.load("burgers.safetensors")
     u, band = predictor(inputs), predictor.band(inputs)
     expected = {"mean": u.mean, "std": u.standard_deviation, "lower": band.lower, "upper": band.upper}
-    assert {name: torch.tensor(values).shape for name, values in answer.json().items()} == dict.fromkeys(expected, (2, 1, 64))
+    assert set(answer.json()) == set(expected)
     for name, field in expected.items():
         torch.testing.assert_close(torch.tensor(answer.json()[name]), field.float())
     for values, message in (
