@@ -53,20 +53,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         options.run(options)
-    except (ProbneuralError, ImportError, OSError) as error:  # names too long for the file system, a full disk
+    except (ProbneuralError, ImportError, OSError, KeyboardInterrupt) as error:  # names that are too long, a full disk
         if options.debug:
             traceback.print_exc()
-        sys.stderr.write(f"probneural: {_message(error)}\n")
-        return 1
-    except KeyboardInterrupt:
-        if options.debug:
-            traceback.print_exc()
-        sys.stderr.write("probneural: stopped; repeat the command to go on\n")
-        return _INTERRUPTED
+        is_stopped = isinstance(error, KeyboardInterrupt)
+        sys.stderr.write(f"probneural: {'stopped; repeat the command to go on' if is_stopped else _message(error)}\n")
+        return _INTERRUPTED if is_stopped else 1
     return 0
 
 
-def _message(error: Exception) -> str:
+def _message(error: BaseException) -> str:
     """The message of an error, whose remedy names options of the command line in place of arguments."""
     if not isinstance(error, ProbneuralError):
         return str(error)
@@ -97,12 +93,15 @@ def _parser() -> ArgumentParser:
         elif name == "predict":
             command.add_argument("folder", help="Folder of a calibrated run.")
             command.add_argument("inputs", help="A file with the input variables of the run, or a pattern.")
-            command.add_argument("output", help="The NetCDF file, zarr store or {}.vtu to write; replaced.")
+            command.add_argument("output", help="The file to write, .nc, .zarr, .npz, .csv or {}.vtu; replaced.")
         elif name == "info":
             command.add_argument("path", help="A run's folder, a .safetensors file, or a data file.")
         else:
             command.add_argument("--config", default="", help="A TOML file with settings; options come first.")
             command.add_argument("--folder", default="", help="The run's folder, by default named after the data.")
+            if name == "report":
+                words = "Also print it to a PDF file, by default report.pdf in the folder."
+                command.add_argument("--pdf", nargs="?", const=True, type=_pdf, metavar="FILE.pdf", help=words)
             _add_settings(command, hints_of(Config))
     return parser
 
@@ -133,6 +132,13 @@ def _add_section(parser: ArgumentParser, defaults: Any, section: str) -> None:
             metavar="NAME=VALUE" if origin is dict else "{true,false}" if kind is bool else name.upper(),
             help=f"{texts[name]} Default: {toml_value(value)}".replace("%", "%%"),
         )
+
+
+def _pdf(word: str) -> str:
+    """The name of a PDF file; a data file in its place is never written to."""
+    if not word.endswith(".pdf"):
+        raise ArgumentTypeError(f"{word!r} does not end in .pdf; write DATA before --pdf")
+    return word
 
 
 def _value(word: str) -> Any:
@@ -206,8 +212,10 @@ def _step(options: Namespace) -> None:
     folder = _folder(options.folder, config.data.path)
     if folder is None:
         raise ArgumentError(expected="a data file, or the folder of a run", got="neither", remedy="name one: data.nc")
-    result = getattr(runs, options.command)(config, folder, show_progress=not options.quiet)
-    _say(_STEPS[options.command](result, folder))
+    pdf = getattr(options, "pdf", None)
+    extra = {} if pdf is None else {"pdf": folder / "report.pdf" if pdf is True else pdf}
+    result = getattr(runs, options.command)(config, folder, show_progress=not options.quiet, **extra)
+    _say("\n".join((_STEPS[options.command](result, folder), *map(str, extra.values()))))
 
 
 def _trained(history: Any, folder: Path) -> str:
@@ -249,7 +257,7 @@ def _predict(options: Namespace) -> None:
     if isinstance(written, list):
         _say(f"{options.output}: {len(written)} meshes")
     else:
-        _say(f"{options.output}: {', '.join(map(str, written.data_vars))} of {dict(written.sizes)}")
+        _say(f"{written.encoding['source']}: {', '.join(map(str, written.data_vars))} of {dict(written.sizes)}")
 
 
 def _info(options: Namespace) -> None:

@@ -15,7 +15,9 @@ from safetensors.torch import load_file
 
 from probneural import command_line, runs
 from probneural.command_line import main
+from probneural.errors import FileError
 from probneural.runs.config import Config, hints_of, is_section
+from probneural.runs.printing import print_page
 from tests.runs.files import cheap, written
 
 ROOT = Path(__file__).parents[1]
@@ -63,6 +65,13 @@ def test_one_command_leads_from_a_file_to_a_report(tmp_path: Path) -> None:
         assert dict(dataset.sizes) == {"sample": 40, "lon": 16}
 
 
+BROWSER = """#!/bin/sh
+printf '%s\\n' "$@" > "$0.txt"
+for word; do case $word in --print-to-pdf=*) printf %s "%PDF" > "${word#*=}";; esac; done
+"""
+"""Records its arguments, and writes a file."""
+
+
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with a data file."""
@@ -84,6 +93,41 @@ def test_a_command_is_one_call(place: Path) -> None:
     assert (place / "one" / "calibration.json").read_text() == (place / "two" / "calibration.json").read_text()
     records = [json.loads((place / folder / "run.json").read_text()) for folder in ("one", "two")]
     assert records[0] == records[1]
+
+
+def test_reports_are_printed(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["report", "waves.nc", *NAMED, *SMALL, "--quiet", "--pdf"]
+    monkeypatch.setenv("PATH", str(place))
+    monkeypatch.setitem(sys.modules, "weasyprint", None)
+    assert main(words) == 1
+    assert "expected WeasyPrint, or Chromium or Google Chrome on the PATH" in capsys.readouterr().err
+    assert not (place / "waves-run").exists()
+    browser, printed = place / "chromium", place / "waves-run" / "report.pdf"
+    browser.write_text(BROWSER)
+    browser.chmod(0o755)
+    assert main(words) == 0
+    assert printed.read_text() == "%PDF"
+    assert capsys.readouterr().out.endswith("waves-run/report.html\nwaves-run/report.pdf\n")
+    arguments = Path(f"{browser}.txt").read_text().splitlines()
+    assert arguments[0] == "--headless"
+    assert arguments[-1] == (place / "waves-run" / "report.html").as_uri()
+    assert main([*words, "own.pdf"]) == 0
+    assert Path("own.pdf").read_text() == "%PDF"
+    page = place / "waves-run" / "report.html"
+    for script, message in (("echo no screen >&2; exit 3", "no screen"), ("exit 0", "it wrote nothing")):
+        browser.write_text(f"#!/bin/sh\n{script}\n")
+        with pytest.raises(FileError, match=message):
+            print_page(page, printed)
+        assert printed.read_text() == "%PDF"
+    (place / "weasyprint.py").write_text("import sys; open(sys.argv[2], 'w').write(sys.argv[1])")
+    monkeypatch.delitem(sys.modules, "weasyprint")
+    monkeypatch.syspath_prepend(place)
+    monkeypatch.setenv("PYTHONPATH", str(place))
+    print_page(page, printed)
+    assert printed.read_text() == str(page)
+    with pytest.raises(SystemExit):
+        main(["report", "--pdf", "waves.nc"])
+    assert "does not end in .pdf" in capsys.readouterr().err
 
 
 def test_init_writes_what_is_known(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,9 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
+
+import probneural as pn
 
 ROOT = Path(__file__).parents[1]
 NAMES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
@@ -77,6 +80,29 @@ def test_stale_outputs_are_found(
         runs.check("it", output)
     monkeypatch.setattr(runs, "source", lambda name: "x = 2\n")
     runs.check("it", runs.Output(printed="error  7", figures={"a.png": b""}, seconds=1.0))
+
+
+def test_the_server_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clients = pytest.importorskip("fastapi.testclient", reason="FastAPI and httpx are in the extra dev")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "serve.py").write_text(runs.small("serve"), encoding="utf-8")
+    client = clients.TestClient(importlib.import_module("serve").app)
+    inputs = pn.problems.Burgers(viscosity=0.1).sample(2, resolution=64, seed=5).inputs
+    answer = client.post("/predict", json=inputs.values.tolist())
+    predictor = pn.load("burgers.safetensors")
+    u, band = predictor(inputs), predictor.band(inputs)
+    expected = {"mean": u.mean, "std": u.standard_deviation, "lower": band.lower, "upper": band.upper}
+    assert set(answer.json()) == set(expected)
+    for name, field in expected.items():
+        torch.testing.assert_close(torch.tensor(answer.json()[name]), field.float())
+    for values, message in (
+        (inputs.values[..., 1:], "expected values of shape"),
+        (inputs.values.expand(2, 3, 64), "expected inputs of 1 channels; got 3"),
+    ):
+        refused = client.post("/predict", json=values.tolist())
+        assert refused.status_code == 422
+        assert message in refused.json()["detail"]
 
 
 def test_pages_are_filled_from_results() -> None:

@@ -1,6 +1,6 @@
 """Export operators and calibrated predictors to files that run without this library: ONNX and torch.export.
 
-A file evaluates an operator, or the mean and the standard deviation of a predictor, on a fixed grid, for any number of
+A file evaluates an operator, or mean, standard deviation and band of a predictor, on a fixed grid, for any number of
 samples. Inputs and outputs are described in JSON, under the key `probneural`. PyTorch reads back the weights that
 [`save`][probneural.storage.save] writes; these files are for programs that have neither this library nor, with ONNX, Python.
 """

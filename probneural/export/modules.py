@@ -10,6 +10,8 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from probneural.calibration.bands.conformal import Band
+from probneural.calibration.calibrate import CalibratedPredictor
+from probneural.calibration.variance.scale_mixture import ScaleMixturePredictor
 from probneural.calibration.variance.scaled_predictor import ScaledPredictor
 from probneural.distributions import Predictor
 from probneural.distributions.predictors.base import FunctionDraw
@@ -37,16 +39,17 @@ _REASONS: dict[type, tuple[str, str]] = {
         "export the predictor's mean and standard deviation, or draw where this library is installed",
     ),
     Band: (
-        "a band",
-        "export band.predictor: with modulation='std', half widths are band.quantile times the root of the squared standard "
-        "deviation plus the noise variance in the file",
+        "a band alone",
+        "export predictor = pn.calibration.calibrate(band.predictor, held_out), whose file has the edges of its band",
     ),
 }
 """Objects that cannot be exported, with a description and a remedy."""
 
 
 def moments(predictor: Predictor, grid: Grid, query: Grid, *, units: Float64[Tensor, " c"]) -> nn.Module:
-    """Return a module from input values to mean and standard deviation of a predictor, with copies of its tensors.
+    """Return a module from input values to mean and standard deviation of a predictor, and the edges of its band if it has one.
+
+    The module has copies of the predictor's tensors.
 
     Args:
         predictor: Predictor of a head or a calibrator.
@@ -57,6 +60,12 @@ def moments(predictor: Predictor, grid: Grid, query: Grid, *, units: Float64[Ten
     Raises:
         UnsupportedError: If there is no such module.
     """
+    if isinstance(predictor, CalibratedPredictor):
+        inner = moments(predictor.inner, grid, query, units=units)
+        return inner if predictor.quantile is None else BandMoments(predictor.band, inner, query, units=units)
+    if isinstance(predictor, ScaleMixturePredictor):
+        inner = moments(predictor.inner, grid, query, units=units)
+        return MixtureMoments(inner, factor=predictor.variance_factor**0.5)
     if isinstance(predictor, ScaledPredictor):
         return ScaledMoments(predictor, moments(predictor.inner, grid, query, units=units), query, units=units)
     if isinstance(predictor, LastLayerPredictor):
@@ -72,7 +81,7 @@ def unsupported(thing: object) -> UnsupportedError:
     """The error for an object that cannot be exported."""
     got, remedy = _REASONS.get(type(thing), (type(thing).__name__, "export the operator, or the predictor it was made of"))
     return UnsupportedError(
-        expected="an nn.Module, or a predictor of a last layer or of weight samples, calibrated by VarianceScale or not",
+        expected="an nn.Module, or a predictor of a last layer or of weight samples, calibrated or not",
         got=got,
         remedy=remedy,
     )
@@ -269,6 +278,59 @@ class ScaledMoments(nn.Module):
             exact = total.to(torch.float64) * units.to(torch.float64).square()
             total = total * self.local(mean, exact).to(total).reshape(total.shape)
         return mean, (total - noise).clamp_min(0.0).sqrt() * units
+
+
+class MixtureMoments(nn.Module):
+    """Moments of a scale mixture: the standard deviation is multiplied by the root of the sum of w_k s_k².
+
+    Args:
+        inner: Moments of the wrapped predictor.
+        factor: The root, dimensionless.
+    """
+
+    def __init__(self, inner: nn.Module, *, factor: float) -> None:
+        super().__init__()
+        self.inner, self.factor = inner, factor
+
+    def forward(self, values: Float[Tensor, "n c *grid"]) -> tuple[Tensor, Tensor]:
+        """Map values to mean and standard deviation, `(n, c', *query)` each."""
+        mean, deviation = self.inner(values)
+        return mean, self.factor * deviation
+
+
+class BandMoments(nn.Module):
+    """Moments with the edges mean ± q max(s, floor * rms of s) of a simultaneous band, s² the variance of field and noise.
+
+    Args:
+        band: The band.
+        inner: Moments of the band's predictor.
+        query: Where they are.
+        units: Unit of standard deviations, `(c,)`.
+
+    Raises:
+        GridError: If the domain differs from sample to sample.
+    """
+
+    weights: Tensor
+    noise: Tensor
+    units: Tensor
+
+    def __init__(self, band: Band, inner: nn.Module, query: Grid, *, units: Float64[Tensor, " c"]) -> None:
+        super().__init__()
+        self.inner, self.quantile, self.floor = inner, band.quantile, band.method.floor
+        self.register_buffer("weights", query.mean_weights)
+        self.register_buffer("noise", band.predictor.noise.detach().to(units) / units.square())
+        self.register_buffer("units", units)
+
+    def forward(self, values: Float[Tensor, "n c *grid"]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Map values to mean, standard deviation, lower and upper edge, `(n, c', *query)` each."""
+        mean, deviation = self.inner(values)
+        noise, units = (_spread(numbers, mean) for numbers in (self.noise, self.units))
+        variance = (deviation / units).square() + noise
+        least = self.floor * (variance.flatten(2) @ self.weights.to(mean)).sqrt()
+        scale = torch.maximum(variance.sqrt(), least.reshape(*least.shape, *(1,) * (mean.ndim - 2)))
+        half_width = self.quantile * scale * units
+        return mean, deviation, mean - half_width, mean + half_width
 
 
 def _spread(numbers: Float[Tensor, " c"], values: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx, nn
 
+from probneural.calibration.calibrate import CalibratedPredictor
 from probneural.checks import check_finite, check_path, missing
 from probneural.contexts import AUTOGRAD_STATE, without_gradients
 from probneural.distributions import Predictor
@@ -107,7 +108,7 @@ def traced(thing: nn.Module | Predictor, example: Field, query: Grid | None, *, 
     where = example.grid if query is None else check_grid(query, "query")
     inputs = example[torch.arange(_BATCH) % len(example)]
     with quiet():
-        module, inputs, expected, outputs = _prepared(thing, inputs, where)
+        module, inputs, expected = _prepared(thing, inputs, where)
         if is_for_onnx:
             module, inputs = module.cpu(), inputs.to("cpu")
         target = next((tensor.device for tensor in module.state_dict().values()), inputs.device)
@@ -117,14 +118,15 @@ def traced(thing: nn.Module | Predictor, example: Field, query: Grid | None, *, 
     description = {
         "version": version(KEY),
         "inputs": [_array("values", values, example.grid)],
-        "outputs": [_array(name, tensor, where) for name, tensor in zip(outputs, expected, strict=True)],
+        "outputs": [_array(name, tensor, where) for name, tensor in expected.items()],
         "noise": thing.noise.tolist() if isinstance(thing, Predictor) else None,
+        "level": thing.report.level if isinstance(thing, CalibratedPredictor) and "lower" in expected else None,
     }
     program = Program(
         exported=exported,
         example=values,
-        expected=tuple(tensor.to(target) for tensor in expected),
-        outputs=outputs,
+        expected=tuple(tensor.to(target) for tensor in expected.values()),
+        outputs=tuple(expected),
         description=description,
     )
     module = exported.module(check_guards=False)
@@ -146,23 +148,24 @@ def quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _prepared(
-    thing: nn.Module | Predictor, inputs: Field, query: Grid
-) -> tuple[nn.Module, Field, tuple[Tensor, ...], tuple[str, ...]]:
-    """A module of plain tensors, inputs of its dtype, expected outputs, and their names."""
+def _prepared(thing: nn.Module | Predictor, inputs: Field, query: Grid) -> tuple[nn.Module, Field, dict[str, Tensor]]:
+    """A module of plain tensors, inputs of its dtype, and expected outputs by name."""
     if isinstance(thing, Predictor):
         units = torch.ones(thing.out_channels, dtype=torch.float64)
         moments(thing, inputs.grid, query, units=units)  # the reason why not, before anything is evaluated
         u = thing(inputs, query)
         deviation = u.standard_deviation
+        expected = {"mean": u.mean, "standard_deviation": deviation}
         units = power_of_two(deviation.detach().to("cpu", torch.float64).movedim(1, 0).flatten(1).amax(1))
-        module = moments(thing, inputs.grid, query, units=units)
-        return module, inputs.to(thing.dtype).to(thing.device), (u.mean, deviation), ("mean", "standard_deviation")
+        if isinstance(thing, CalibratedPredictor) and thing.quantile is not None:
+            band = thing.band(inputs, query)
+            expected |= {"lower": band.lower.to(u.mean), "upper": band.upper.to(u.mean)}
+        return moments(thing, inputs.grid, query, units=units), inputs.to(thing.dtype).to(thing.device), expected
     evaluation = Evaluation(thing, inputs.grid, query)
     like = next((tensor for tensor in evaluation.parameters() if tensor.is_floating_point() or tensor.is_complex()), None)
     if like is not None:
         inputs = inputs.to(like.dtype.to_real()).to(like.device)
-    return evaluation, inputs, (evaluate(evaluation.operator, inputs, query),), ("output",)
+    return evaluation, inputs, {"output": evaluate(evaluation.operator, inputs, query)}
 
 
 def _exported(module: nn.Module, values: Tensor) -> ExportedProgram:
@@ -335,12 +338,14 @@ def to_onnx(
     example: Field,
     query: Grid | None = None,
 ) -> None:
-    """Write an operator, or mean and standard deviation of a predictor, as an ONNX file.
+    """Write an operator, or moments and band of a predictor, as an ONNX file.
 
     The file has one input, `values` `(n, c, *grid)` for any n, on the grid of the example. Of an operator it has the output
-    `output`, of a predictor `mean` and `standard_deviation`, `(n, c', *query)` each, in physical units. The standard deviation
-    is that of the field; `noise`, the variance of measurements, is in the metadata. Numbers are of the operator's dtype,
-    float32 if it has GELU activations or convolutions, which ONNX Runtime lacks in float64.
+    `output`, of a predictor `mean` and `standard_deviation`, `(n, c', *query)` each, in physical units. A predictor of
+    [`calibrate`][probneural.calibration.calibrate] also has `lower` and `upper`, the edges of its simultaneous band; `level`
+    in the metadata is nominal. The standard deviation is that of the field; `noise`, the variance of measurements, is in the
+    metadata. Numbers are of the operator's dtype, float32 if it has GELU activations or convolutions, which ONNX Runtime lacks
+    in float64.
     Values are not checked in the file: infinite values, or values on another domain, give wrong results without an error.
 
     All arithmetic is real, and transforms are matrix products for any number of modes, so no runtime needs complex
@@ -348,7 +353,7 @@ def to_onnx(
 
     Args:
         thing: An operator, ours or any other module, exported in evaluation mode; or a predictor of a last layer or of weight
-            samples, calibrated by `VarianceScale` or not. It is not changed.
+            samples, calibrated by `calibrate`, `VarianceScale` or not. It is not changed.
         path: Where to; an existing file is replaced in one step.
         example: Input samples, one at least; their grid is that of the file, their values serve the comparison.
         query: Where to evaluate, any grid; the example's by default.
@@ -433,10 +438,10 @@ def _rename(graph: Any, names: Mapping[str, str]) -> None:
 def to_torch_export(
     thing: nn.Module | Predictor, path: str | os.PathLike[str], *, example: Field, query: Grid | None = None
 ) -> None:
-    """Write an operator, or mean and standard deviation of a predictor, as a program for `torch.export.load`.
+    """Write an operator, or moments and band of a predictor, as a program for `torch.export.load`.
 
     Input, outputs and their units are those of [`to_onnx`][probneural.export.to_onnx], in the order given there:
-    `torch.export.load(path).module()(values)` is a tensor or a pair. Python and PyTorch are needed to run it, or to compile it
+    `torch.export.load(path).module()(values)` is a tensor or a tuple. Python and PyTorch are needed to run it, or to compile it
     for something else; this library is not. The description of the file is its extra file `probneural`.
 
     Args:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from probneural.arrays.layouts import CHANNEL, SAMPLE, layouts_of
 from probneural.arrays.meshes import write_meshes
 from probneural.checks import check_path
 from probneural.data.fields import FUNCTION, TIME, StoredFields
@@ -43,7 +44,8 @@ _MEANINGS = {
     "band_upper": "upper edge of the band that holds the whole function",
 }
 
-
+_ENDINGS = (".nc", ".nc4", ".zarr", ".npz", ".csv")
+"""Endings of files of predictions on grids."""
 _ROOM = 2**20
 """Bytes of free space beside the values of a part."""
 
@@ -55,23 +57,26 @@ def predict(
     output: str | os.PathLike[str],
     show_progress: bool = True,
 ) -> xarray.Dataset | list[Path]:
-    """Predict fields with error bars for the inputs of a file, and write them to a NetCDF file, zarr store or files of meshes.
+    """Predict fields with error bars for the inputs of a file, and write them in its format or another one.
 
     The file holds `mean`, `std`, and `lower` and `upper`, the ends of each value's own interval; `band_lower` and `band_upper`
     hold whole functions, if the run has bands. Levels are attributes. Coordinates are those of the inputs; where the outputs
     that the run was trained on live on another grid, space has theirs. Of trajectories, all windows are predicted, up to the
-    last step. A few functions at a time are read, predicted and written. Of meshes, each file has these as point data.
+    last step. A few functions at a time are read, predicted and written; .npz and .csv files are held whole. The arrays of
+    .npz have the order of axes that the run's outputs have; .csv has one row per sample, channel and point. Of meshes, each
+    file has these as point data.
 
     Args:
         folder: Folder of a calibrated run.
         inputs: A file with the input variables of the run, on its grid or another one of the same domain; a file of a mesh, or
             a pattern of such files, "cases/*.vtu".
-        output: The file to write, .nc or .zarr; an existing one is replaced when all is written. For meshes a file .vtu or
-            .vtk, replaced one by one, with `{}` in place of the names of several input files: "predicted/{}.vtu".
+        output: The file to write, .nc, .zarr, .npz or .csv; without an ending it gets that of the inputs. An existing one is
+            replaced when all is written. For meshes a file .vtu or .vtk, replaced one by one, with `{}` in place of the names
+            of several input files: "predicted/{}.vtu".
         show_progress: Whether to report progress on the standard error stream.
 
     Returns:
-        The written dataset, read lazily; for meshes the written files.
+        The written dataset, of .nc and .zarr read lazily; for meshes the written files.
 
     Raises:
         FileError: If the folder is not that of a calibrated run, or a file cannot be read or written.
@@ -84,7 +89,9 @@ def predict(
             expected=f"a calibrated run in {run.path}", got="none", remedy=f"first: probneural calibrate --folder {run.path}"
         )
     target, source = check_path(output, "output"), check_path(inputs, "inputs")
-    meshes = [file for file in paths_of(source) if is_mesh(file)]
+    files = paths_of(source)
+    target = target if target.suffix else target.with_name(target.name + files[0].suffix)
+    meshes = [file for file in files if is_mesh(file)]
     _check_target(target, source, meshes)
     progress = Progress(show_progress)
     calibrated = calibrated_in(run)
@@ -102,14 +109,20 @@ def predict(
     parts = (_dataset(run, calibrated, fields, layout, rows) for rows in _rows(fields))
     real = target.resolve()
     atomic.remove_abandoned(real.parent, name=real.name)
-    if target.suffix == ".zarr":
+    if target.suffix in (".npz", ".csv"):
+        written = _joined(parts, layout)
+        with atomic.replacing(target) as temporary:
+            (write_npz if target.suffix == ".npz" else write_csv)(temporary, written)
+    elif target.suffix == ".zarr":
         with atomic.replacing_folder(target) as folder:
             write_zarr(folder, parts, along=layout.sample)
+        written = open_xarray(target, "zarr")
     else:
         with atomic.replacing(target) as temporary:
             write_netcdf(temporary, parts, along=layout.sample)
+        written = open_xarray(target, "h5netcdf")
     atomic.remove_abandoned(real.parent, name=real.name)
-    written: xarray.Dataset = open_xarray(target, "zarr" if target.suffix == ".zarr" else "h5netcdf")
+    written.encoding["source"] = str(target)
     return written
 
 
@@ -131,10 +144,9 @@ def _check_target(target: Path, source: Path, meshes: Sequence[Path]) -> None:
         if any(target.with_name(_named(target, file)).resolve() == file.resolve() for file in meshes):
             raise FileError(expected="an output beside the inputs", got="the same file", remedy="name another folder")
         return
-    if target.suffix not in (".nc", ".nc4", ".zarr"):
-        raise UnsupportedError(
-            expected="a NetCDF file or zarr store to write, .nc or .zarr", got=target.name, remedy="name it so"
-        )
+    if target.suffix not in _ENDINGS:
+        expected = f"a file to write that ends in {', '.join(_ENDINGS)}"
+        raise UnsupportedError(expected=expected, got=target.name, remedy='name it so: "predicted.nc"')
     if target.resolve() == source.resolve():
         raise FileError(expected="an output beside the inputs", got="the same file", remedy="name another")
     if target.suffix == ".zarr" and target.exists() and not any((target / name).exists() for name in ("zarr.json", ".zgroup")):
@@ -151,6 +163,7 @@ class _Layout:
         space: The dimensions of space.
         fixed: Coordinates of channels and space: dimension, values, attributes.
         varying: Coordinates along the first dimension by name: values and attributes.
+        order: The dimensions in the order of the run's output arrays, if axes were stated; the others follow.
     """
 
     sample: str
@@ -158,6 +171,7 @@ class _Layout:
     space: tuple[str, ...]
     fixed: dict[str, tuple[str, Any, Mapping[str, Any]]]
     varying: dict[str, tuple[Any, Mapping[str, Any]]]
+    order: tuple[str, ...]
 
     @classmethod
     def of(cls, run: RunFolder, inputs: StoredFields, channels: int) -> _Layout:
@@ -171,18 +185,19 @@ class _Layout:
         channel = run.config.data.channel if channels > 1 else ""
         if channel and len(run.record["outputs"]["names"]) == channels:
             fixed[channel] = (channel, np.array(run.record["outputs"]["names"], dtype=object), {})
+        sample = labels.sample
+        varying: dict[str, tuple[Any, Mapping[str, Any]]] = {}
         if is_window(inputs):
             places = inputs.places.numpy()
             last = places[:, TIME] + run.config.data.history - 1
             attributes = {"long_name": "step of the last state of the input", "lead": run.config.data.lead}
-            numbered: dict[str, tuple[Any, Mapping[str, Any]]] = {
-                "trajectory": (places[:, FUNCTION], {}),
-                "step": (last, attributes),
-            }
-            return cls("window", channel, names, fixed, numbered)
-        stored = labels.coordinates.get(labels.sample)
-        varying = {} if stored is None else {labels.sample: (stored, labels.attributes.get(labels.sample, {}))}
-        return cls(labels.sample, channel, names, fixed, varying)
+            sample, varying = "window", {"trajectory": (places[:, FUNCTION], {}), "step": (last, attributes)}
+        elif sample in labels.coordinates:
+            varying = {sample: (labels.coordinates[sample], labels.attributes.get(sample, {}))}
+        stated = layouts_of(run.config.data.axes or None)[1]
+        roles = {SAMPLE: sample, CHANNEL: channel}
+        order = () if stated is None else tuple(dict.fromkeys(roles.get(role, role) for role in stated.roles))
+        return cls(sample, channel, names, fixed, varying, order)
 
 
 def _write_meshes(run: RunFolder, calibrated: Calibrated, inputs: StoredFields, paths: Sequence[Path]) -> list[Path]:
@@ -294,3 +309,25 @@ def write_zarr(folder: Path, parts: Iterable[xarray.Dataset], *, along: str) -> 
     for part in parts:
         part.to_zarr(folder, consolidated=False, **options)
         options = {"append_dim": along}
+
+
+def _joined(parts: Iterable[xarray.Dataset], layout: _Layout) -> xarray.Dataset:
+    """All predictions, their axes in the order of the run's output arrays."""
+    import xarray
+
+    whole = xarray.concat(list(parts), layout.sample, data_vars="minimal", coords="minimal", compat="override", join="override")
+    order = [name for name in layout.order if name in whole.dims]
+    return whole.transpose(*([] if layout.sample in order else [layout.sample]), *order, ...)
+
+
+def write_npz(path: Path, dataset: xarray.Dataset) -> None:
+    """Write variables and coordinates as arrays of an .npz archive; names of channels as texts."""
+    arrays: dict[str, Any] = {str(name): variable.to_numpy() for name, variable in dataset.variables.items()}
+    with path.open("wb") as stream:
+        np.savez(stream, **{name: array.astype(str) if array.dtype == object else array for name, array in arrays.items()})
+
+
+def write_csv(path: Path, dataset: xarray.Dataset) -> None:
+    """Write a table with one row per sample, channel and point: coordinates, then variables, in all their digits."""
+    table = dataset.to_dataframe()
+    table[[name for name in (*dataset.coords, *dataset.data_vars) if name in table]].to_csv(path)

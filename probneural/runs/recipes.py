@@ -63,13 +63,8 @@ def resolved(config: Config, data: Dataset, *, train: int) -> Config:
     grid = data.inputs.grid
     is_deeponet = config.operator.name in ("DeepONet", "PODDeepONet")
     passes = max(20, min(200, math.ceil(30_000 / train))) * (2 if is_deeponet else 1)
-    training = replace(
-        config.training,
-        epochs=passes if config.training.epochs == "auto" else config.training.epochs,
-        learning_rate=(1e-3 if is_deeponet else 3e-3)
-        if config.training.learning_rate == "auto"
-        else config.training.learning_rate,
-    )
+    chosen: dict[str, Any] = {"epochs": passes, "learning_rate": 1e-3 if is_deeponet else 3e-3}
+    training = replace(config.training, **{name: chosen[name] for name in chosen if getattr(config.training, name) == "auto"})
     whole = _WHOLE[grid.dimension] if config.scores.whole == "auto" else config.scores.whole
     _check_operator(config)
     _check_options(config, heads, "head")
@@ -121,8 +116,20 @@ def train_operator(
 ) -> History:
     """Train with the settings of a run; the one place that calls `fit`."""
     callbacks = () if on_epoch is None else (EachEpoch(lambda progress: on_epoch(progress.epoch, dict(progress.losses))),)
-    run = RunOptions(device=training.device, checkpoint=checkpoint, callbacks=callbacks)
-    return fit(operator, data, **_fit_settings(training), run=run, show_progress=show_progress)
+    options: dict[str, Any] = {name: None if value == "none" else value for name, value in vars(training.optimization).items()}
+    if training.early_stopping.patience != "none":
+        options["early_stopping"] = EarlyStopping(**vars(training.early_stopping))
+    return fit(
+        operator,
+        data,
+        epochs=int(training.epochs),
+        learning_rate=float(training.learning_rate),
+        seed=training.seed,
+        optimization=Optimization(**options),
+        data=DataOptions(batch_size=training.batch_size, validation=training.validation, workers=training.workers),
+        run=RunOptions(device=training.device, checkpoint=checkpoint, callbacks=callbacks),
+        show_progress=show_progress,
+    )
 
 
 @dataclass(frozen=True)
@@ -141,9 +148,8 @@ class MemberTraining:
 
     def __call__(self, operator: nn.Module, data: Dataset, *, seed: int, show_progress: bool = True) -> History:
         """Train in place."""
-        checkpoint = self.folder / f"{MEMBER}{seed}.safetensors"
-        run = RunOptions(device=self.training.device, checkpoint=checkpoint)
-        return fit(operator, data, **_fit_settings(self.training) | {"seed": seed}, run=run, show_progress=show_progress)
+        training, checkpoint = replace(self.training, seed=seed), self.folder / f"{MEMBER}{seed}.safetensors"
+        return train_operator(operator, data, training=training, checkpoint=checkpoint, show_progress=show_progress)
 
 
 def build_head(settings: Head, *, training: Training, folder: Path, show_progress: bool) -> Any:
@@ -158,19 +164,6 @@ def build_head(settings: Head, *, training: Training, folder: Path, show_progres
     elif settings.name == "Laplace":
         arguments = {"show_progress": show_progress}
     return _called(partial(getattr(heads, settings.name), **arguments), settings.options, settings.name)
-
-
-def _fit_settings(training: Training) -> dict[str, Any]:
-    names = ("epochs", "learning_rate", "seed")
-    settings: dict[str, Any] = {name: getattr(training, name) for name in names}
-    options: dict[str, Any] = {name: None if value == "none" else value for name, value in vars(training.optimization).items()}
-    stop = training.early_stopping
-    if stop.patience != "none":
-        options["early_stopping"] = EarlyStopping(patience=stop.patience, restore_best=stop.restore_best)
-    return settings | {
-        "optimization": Optimization(**options),
-        "data": DataOptions(batch_size=training.batch_size, validation=training.validation, workers=training.workers),
-    }
 
 
 def _called(make: Callable[..., Any], options: Mapping[str, Any], name: str) -> Any:

@@ -14,13 +14,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from probneural.checks import missing
+from probneural.checks import check_path, missing
 from probneural.distributions import Predictor
 from probneural.metrics.reliability import LEVELS
 from probneural.metrics.scores import Scores, batch_size
 from probneural.pairs import Dataset, FieldPairs, batches, evenly_spread_rows
 from probneural.runs.config import Config, paths_in
 from probneural.runs.folder import RunFolder
+from probneural.runs.printing import print_page, printing_command
 from probneural.runs.scoring import TestScores, predicted
 from probneural.runs.sources import PARTS, RANDOM_IN_TIME
 from probneural.runs.steps import REPORT, Calibrated, Progress, calibrated_in, read_history, score_in
@@ -30,7 +31,7 @@ from probneural.training.callbacks import History
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1d2430; --soft: #5a6474; --line: #d5dae2; --paper: #ffffff; --card: #f5f7fa; }
-@media (prefers-color-scheme: dark) {
+@media screen and (prefers-color-scheme: dark) {
   :root { --ink: #e4e8ee; --soft: #a8b2c1; --line: #3a4352; --paper: #161b22; --card: #1f2630; }
 }
 body { margin: 0 auto; max-width: 52rem; padding: 1.5rem 1rem 4rem; background: var(--paper); color: var(--ink);
@@ -49,6 +50,13 @@ figure img { width: 100%; height: auto; background: #ffffff; border-radius: .3re
 h3 { font-size: 1rem; margin: 1.25rem 0 .25rem; }
 pre { background: var(--card); padding: .75rem 1rem; overflow-x: auto; font-size: .85rem; }
 summary { cursor: pointer; }
+@page { margin: 18mm; }
+@media print {
+  :root { color-scheme: light; } body { max-width: none; padding: 0; font-size: 10pt; }
+  .scroll, pre { overflow: visible; } pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 7pt; }
+  h2 { break-after: avoid; } figure, tr, .verdict { break-inside: avoid; } figure img { max-height: 20cm; object-fit: contain; }
+  summary { display: none; } details::details-content { content-visibility: visible; }
+}
 """
 _MEANINGS = (
     ("relative_l2", "relative L2 error of the mean", "0 is best"),
@@ -90,12 +98,19 @@ class Report:
     scores: TestScores
 
 
-def report(config: Config | None, folder: str | os.PathLike[str], *, show_progress: bool = True) -> Report:
+def report(
+    config: Config | None,
+    folder: str | os.PathLike[str],
+    *,
+    pdf: str | os.PathLike[str] | None = None,
+    show_progress: bool = True,
+) -> Report:
     """Write the report of a run as one HTML file that needs nothing else: a verdict, scores, figures, settings.
 
     Args:
         config: The settings; None for those of the folder.
         folder: The run's folder; created if it does not exist.
+        pdf: A PDF file to print the report to, by WeasyPrint or else by Chromium or Chrome; an existing one is replaced.
         show_progress: Whether to report progress on the standard error stream.
 
     Returns:
@@ -103,7 +118,7 @@ def report(config: Config | None, folder: str | os.PathLike[str], *, show_progre
 
     Raises:
         FileError: If the folder belongs to other settings or data, holds other files, or cannot be written to.
-        UnsupportedError: If torchrun has started several processes.
+        UnsupportedError: If torchrun has started several processes, or nothing can print a PDF file.
         ImportError: If Matplotlib is missing.
         ProbneuralError: If the settings or the data are unusable.
     """
@@ -111,6 +126,9 @@ def report(config: Config | None, folder: str | os.PathLike[str], *, show_progre
         import probneural.plots  # noqa: F401 (that it is there should be known before anything is trained)
     except ModuleNotFoundError as error:
         raise missing("a report", error, "plots") from error
+    if pdf is not None:
+        pdf = check_path(pdf, "pdf")
+        printing_command(pdf, pdf)  # an error if nothing can print
     progress = Progress(show_progress)
     with RunFolder.open(config, folder) as run:
         scores = score_in(run, progress)
@@ -120,6 +138,8 @@ def report(config: Config | None, folder: str | os.PathLike[str], *, show_progre
         sentences = verdict(scores, history) + _dependence(run)
         figures = _figures(run, calibrated, history, run.subset("test"))
         atomic.write(path, page(run, scores, sentences=sentences, figures=figures).encode())
+    if isinstance(pdf, Path):
+        print_page(path, pdf)
     return Report(path=path, verdict=tuple(sentences), scores=scores)
 
 
@@ -195,20 +215,17 @@ def _dependence(run: RunFolder) -> list[str]:
 
 
 def _error(scores: TestScores, test: int) -> str:
-    values, baseline, persistence = scores.scores, scores.baseline, scores.persistence
-    if values.relative_l2 is None or baseline is None:
+    values = scores.scores
+    if values.relative_l2 is None or scores.baseline is None:
         return f"On {test} functions that nothing was fitted to, the root mean squared error is {values.rmse:.3g}."
     sentence = f"On {test} functions that nothing was fitted to, the relative error is {100 * values.relative_l2:.3g} %"
-    if values.relative_l2 >= baseline:
-        return f"{sentence}: no better than always predicting the mean training output, {100 * baseline:.3g} %."
-    if persistence is not None and values.relative_l2 >= persistence:
-        return f"{sentence}: no better than persistence, the last state as the prediction, {100 * persistence:.3g} %."
-    if persistence is not None:
-        return (
-            f"{sentence}; always predicting the mean training output has {100 * baseline:.3g} %, and persistence, the last "
-            f"state as the prediction, {100 * persistence:.3g} %."
-        )
-    return f"{sentence}; always predicting the mean training output has {100 * baseline:.3g} %."
+    errors = {"always predicting the mean training output": scores.baseline}
+    if scores.persistence is not None:
+        errors["persistence (the last state as the prediction)"] = scores.persistence
+    for name, error in errors.items():
+        if values.relative_l2 >= error:
+            return f"{sentence}: no better than {name}, {100 * error:.3g} %."
+    return f"{sentence}; {', and '.join(f'{name} has {100 * error:.3g} %' for name, error in errors.items())}."
 
 
 def _advice(scores: TestScores, history: History) -> list[str]:
@@ -225,8 +242,7 @@ def _advice(scores: TestScores, history: History) -> list[str]:
             "pairs: more pairs would help most."
         )
     error = scores.scores.relative_l2
-    limits = [0.5 * scores.baseline] if scores.baseline is not None else []
-    limits += [scores.persistence] if scores.persistence is not None else []
+    limits = [factor * limit for factor, limit in ((0.5, scores.baseline), (1.0, scores.persistence)) if limit is not None]
     if error is not None and limits and error >= min(limits):
         advice.append("Such an error is hardly useful: train longer, give more pairs, or try another operator.")
     return advice
@@ -318,32 +334,22 @@ def page(run: RunFolder, scores: TestScores, *, sentences: Sequence[str], figure
     counts = ", ".join(f"{len(split[part])} {part}" for part in PARTS if split[part])
     reading = run.record["reading"]
     facts = f"{reading}. {sum(map(len, split.values()))} pairs: {counts}. {run.choice}"
-    settings = f'<details><summary>All settings</summary><pre tabindex="0">{escape(text_of(run.config))}</pre></details>'
-    sections = (
+    lines = (
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body><main>",
+        f'<h1>{escape(title)}</h1><p class="facts">{escape(facts)}</p>',
+        f'<div class="verdict">{"".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)}</div>',
         "<h2>Scores on test functions</h2>",
         _table(scores),
-        *(figure_section(figure) for figure in figures),
+        *(_section(figure) for figure in figures),
         "<h2>How it was made</h2>",
         _provenance(run),
-        settings,
+        f'<details><summary>All settings</summary><pre tabindex="0">{escape(text_of(run.config))}</pre></details>',
+        "</main></body></html>\n",
     )
-    return document(title, facts, sentences=sentences, sections=sections)
-
-
-def document(title: str, facts: str, *, sentences: Sequence[str], sections: Iterable[str]) -> str:
-    """A complete HTML page: heading, facts, assessment, and sections."""
-    return "\n".join(
-        (
-            "<!doctype html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body><main>",
-            f'<h1>{escape(title)}</h1><p class="facts">{escape(facts)}</p>',
-            f'<div class="verdict">{"".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)}</div>',
-            *sections,
-            "</main></body></html>\n",
-        )
-    )
+    return "\n".join(lines)
 
 
 def _table(scores: TestScores) -> str:
@@ -360,15 +366,15 @@ def _table(scores: TestScores) -> str:
     shown = [(escape(name), "–" if value is None else f"{value:.4g}", escape(best)) for name, value, best in rows]
     cells = "".join(f'<tr><td>{name}</td><td class="number">{value}</td><td>{best}</td></tr>' for name, value, best in shown)
     head = '<thead><tr><th scope="col">score</th><th scope="col">value</th><th scope="col">how to read it</th></tr></thead>'
-    return table_section("Scores", f"{head}<tbody>{cells}</tbody>")
+    return _scrolled("Scores", f"{head}<tbody>{cells}</tbody>")
 
 
-def table_section(label: str, rows: str) -> str:
+def _scrolled(label: str, rows: str) -> str:
     """A table of HTML rows that scrolls if it is wider than the page."""
     return f'<div class="scroll" tabindex="0" role="region" aria-label="{label}"><table>{rows}</table></div>'
 
 
-def figure_section(figure: Figure) -> str:
+def _section(figure: Figure) -> str:
     """A figure under its heading, inside the page."""
     source = base64.b64encode(figure.image).decode()
     image = f'<img alt="{escape(figure.title)}: {escape(figure.caption)}" src="data:image/png;base64,{source}">'
@@ -384,4 +390,4 @@ def _provenance(run: RunFolder) -> str:
         ("again", f"probneural report --config {run.path / 'config.toml'} --folder NAME"),
     )
     cells = "".join(f'<tr><th scope="row">{escape(name)}</th><td>{escape(str(text))}</td></tr>' for name, text in rows)
-    return table_section("Provenance", f"<tbody>{cells}</tbody>")
+    return _scrolled("Provenance", f"<tbody>{cells}</tbody>")

@@ -11,11 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from probneural.calibration import VarianceScale
+from probneural.calibration import SimultaneousBand, VarianceScale, calibrate
+from probneural.calibration.bands.conformal import Band
+from probneural.calibration.calibrate import CalibratedPredictor
 from probneural.calibration.variance.local_scale import VarianceCurve
 from probneural.distributions import Predictor
 from probneural.errors import UnsupportedError
-from probneural.export.modules import moments
+from probneural.export.modules import BandMoments, moments
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.heads import LastLayerLaplace
@@ -30,10 +32,14 @@ OPERATORS = ("fno-1d", "fno-outputs", "fno-ends", "fno-2d", "deeponet", "pod-dee
 
 def compare(predictor: Predictor, inputs: Field, query: Grid | None = None, *, tolerance: float = 1e-12) -> None:
     u = predictor(inputs, query)
+    outputs = [u.mean, u.standard_deviation]
+    if isinstance(predictor, CalibratedPredictor):
+        band = predictor.band(inputs, query)
+        outputs += [band.lower, band.upper]
     ones = torch.ones(predictor.out_channels, dtype=torch.float64)
     for units in (ones, 2.0 ** torch.arange(-3.0, predictor.out_channels - 3.0, dtype=torch.float64)):
         module = moments(predictor, inputs.grid, inputs.grid if query is None else query, units=units)
-        for found, expected in zip(module(inputs.values), (u.mean, u.standard_deviation), strict=True):
+        for found, expected in zip(module(inputs.values), outputs, strict=True):
             assert found.shape == expected.shape
             scale = expected.abs().movedim(1, 0).flatten(1).amax(1)
             error = (found - expected).abs().movedim(1, 0).flatten(1).amax(1)
@@ -77,6 +83,19 @@ def test_scales(head: str, operator: str, noise: float, separate: bool) -> None:
     case = cases.operator_case(operator)
     scaled = VarianceScale(separate=separate, noise=noise).fit(cases.fitted(head, operator), held_out(case.data))
     compare(scaled, case.inputs)
+
+
+def test_bands() -> None:
+    case = cases.operator_case("fno-outputs")
+    inputs, grid = case.inputs, case.inputs.grid
+    pairs = cases.data_for(case.operator, cases.fields(grid, 40, 2, seed=11), seed=12)
+    predictor = calibrate(cases.fitted("last-layer", "fno-outputs"), pairs)
+    compare(predictor, inputs)
+    compare(predictor, inputs, grid.resized([size + 2 for size in grid.shape]))
+    band = Band(predictor.inner, quantile=2.0, method=SimultaneousBand(floor=1.0))  # the floor of 0.1 is reached nowhere
+    units = torch.ones(2, dtype=torch.float64)
+    module = BandMoments(band, moments(predictor.inner, grid, grid, units=units), grid, units=units)
+    torch.testing.assert_close(module(inputs.values)[3], band(inputs).upper)
 
 
 def test_local_scales_with_a_curve(tmp_path: Path) -> None:

@@ -84,6 +84,26 @@ def test_calibrated_predictors(name: str, dtype: torch.dtype, tmp_path: Path) ->
 
 
 @pytest.mark.slow
+def test_bands(tmp_path: Path) -> None:
+    scaled, inputs = in_dtype("regression", torch.float32)
+    other = cases.fields(inputs.grid, 40, inputs.channels, seed=11).to(torch.float32)
+    mean = scaled(other).mean
+    predictor = pn.calibration.calibrate(
+        scaled, pn.FieldPairs(other, Field(mean + 0.1 * normal(*mean.shape).float(), other.grid)), level=0.8
+    )
+    u, band = predictor(inputs), predictor.band(inputs)
+    path, names = tmp_path / "predictor.onnx", (*OUTPUTS, "lower", "upper")
+    pn.export.to_onnx(predictor, path, example=inputs[:1])
+    pn.export.to_torch_export(predictor, path.with_suffix(".pt2"), example=inputs[:1])
+    program = torch.export.load(path.with_suffix(".pt2")).module()
+    for outputs in (run(path, inputs.values.numpy(), names), [output.numpy() for output in program(inputs.values)]):
+        for output, expected in zip(outputs, (u.mean, u.standard_deviation, band.lower, band.upper), strict=True):
+            assert_equal(output, expected.float())
+    metadata = onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map["probneural"]
+    assert json.loads(metadata)["level"] == 0.8
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("head", "name"), [("deep-ensemble", "fno-1d"), ("last-layer", "channels-last")])
 def test_ensembles_and_foreign_modules(head: str, name: str, tmp_path: Path) -> None:
     case = cases.operator_case(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 from pathlib import Path
 
@@ -50,6 +51,40 @@ def test_a_file_holds_what_the_predictor_says(run: Path, tmp_path: Path, points:
         assert dataset["lower"].attrs["level"] == dataset.attrs["level"] == 0.9
 
 
+def test_all_formats_hold_equal_numbers(run: Path, tmp_path: Path) -> None:
+    fields(30).drop_vars(["u", "slope"]).assign_coords(sample=np.arange(30) + 5).to_netcdf(tmp_path / "new.nc")
+    for name in ("out.nc", "out.zarr", "out.npz", "out.csv"):
+        (tmp_path / "out.csv").write_text("old")
+        written = runs.predict(run, tmp_path / "new.nc", output=tmp_path / name, show_progress=False)
+        assert isinstance(written, xarray.Dataset)
+        assert written.encoding["source"] == str(tmp_path / name)
+    expected = xarray.load_dataset(tmp_path / "out.nc")
+    xarray.testing.assert_equal(xarray.open_zarr(tmp_path / "out.zarr", consolidated=False).load(), expected)
+    with np.load(tmp_path / "out.npz") as arrays:
+        assert set(arrays) == set(expected.variables)
+        assert all(np.array_equal(arrays[name], expected[name]) for name in arrays)
+    with (tmp_path / "out.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert list(rows[0]) == ["sample", "channel", "lon", "mean", "std", "lower", "upper", "band_lower", "band_upper"]
+    assert [row["channel"] for row in rows[::16]] == ["u", "slope"] * 30
+    for name in ("sample", "lon", *expected.data_vars):
+        column = expected[name].broadcast_like(expected["mean"]).to_numpy().ravel()
+        assert np.array_equal(np.array([row[name] for row in rows], column.dtype), column), name
+
+
+def test_an_archive_gives_an_archive_with_its_order_of_axes(tmp_path: Path) -> None:
+    made = fields(40)
+    arrays = {"a": made["a"].to_numpy(), "u": np.stack([made["u"], made["slope"]], -1)}
+    np.savez(tmp_path / "waves.npz", **arrays)
+    config = cheap(tmp_path / "waves.npz")
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, axes="n x -> n x c"))
+    runs.calibrate(config, tmp_path / "run", show_progress=False)
+    runs.predict(tmp_path / "run", tmp_path / "waves.npz", output=tmp_path / "out", show_progress=False)
+    with np.load(tmp_path / "out.npz") as out:
+        inside = (out["band_lower"] <= arrays["u"]) & (arrays["u"] <= out["band_upper"])
+    assert inside.mean() > 0.8
+
+
 def test_outputs_on_another_grid_have_its_coordinates(tmp_path: Path) -> None:
     fine = fields(points=32).rename(lon="x")
     dataset = xarray.Dataset({"a": fields()["a"], "u": fine["u"]})
@@ -68,8 +103,8 @@ def test_what_cannot_be_predicted(run: Path, tmp_path: Path) -> None:
         runs.predict(run, path, output=tmp_path / "out.nc")
     with pytest.raises(FileError, match="the same file"):
         runs.predict(run, path, output=path)
-    with pytest.raises(UnsupportedError, match="NetCDF file or zarr store to write"):
-        runs.predict(run, path, output=tmp_path / "out.csv")
+    with pytest.raises(UnsupportedError, match=r"\.nc, \.nc4, \.zarr, \.npz, \.csv"):
+        runs.predict(run, path, output=tmp_path / "out.txt")
     with pytest.raises(FileError, match="a run's folder"):
         runs.predict(tmp_path, path, output=tmp_path / "out.nc")
     raw = dataclasses.replace(cheap(written(tmp_path)))
@@ -139,6 +174,7 @@ def test_arrays_without_names_from_report_to_prediction(tmp_path: Path) -> None:
     config = runs.Config(data=data, training=runs.Training(epochs=1), scores=runs.Scores(whole=4))
     report = runs.report(config, tmp_path / "run", show_progress=False)
     assert "60 samples; 2 channels (values) to 1 channel (values); x 16 over 1, periodic" in report.path.read_text()
-    out = runs.predict(tmp_path / "run", tmp_path / "q.csv", output=tmp_path / "out.nc", show_progress=False)
+    out = runs.predict(tmp_path / "run", tmp_path / "q.csv", output=tmp_path / "out", show_progress=False)
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == 60 * 16 + 1
     assert dict(out.sizes) == {"sample": 60, "x": 16}
     assert runs.read_config(tmp_path / "run" / "config.toml").operator.name == "PODDeepONet"
