@@ -33,3 +33,5 @@ __all__ = [
     "training",
     "variance_shares",
 ]
+
+__dir__ = __all__.copy

@@ -27,8 +27,9 @@ from probneural.active.simulation.store import ResultStore
 from probneural.active.simulation.worker_pools import SimulationOptions
 from probneural.active.simulation.workers import Simulator
 from probneural.checks import check_callable, check_finite, check_instance, check_integer, check_path
+from probneural.displays import html_table
 from probneural.distributions import Predictor
-from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.errors import ArgumentError, DataError, ProbneuralError, ShapeError
 from probneural.fields import Field
 from probneural.fingerprints import identity_of
 from probneural.functionals import Functional, sensors
@@ -315,6 +316,14 @@ class Optimizer:
         for row, design in enumerate(designs):
             self._designs[self.store.key(inputs[row])] = design
         return inputs
+
+    def _repr_html_(self) -> str:
+        """A table of rounds, evaluations, failures, the last error and the best value."""
+        try:
+            best = f"{self.evaluations.running_best[-1]:.6g}"
+        except ProbneuralError:  # nothing is evaluated yet, or a file is missing
+            best = "-"
+        return html_table("Optimizer", {**self.history.summary(), "best value": best}.items())
 
 
 def _expected_improvement(
