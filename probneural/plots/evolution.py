@@ -42,8 +42,8 @@ def fan(
 ) -> Figure:
     """Draw a quantity of one sample over the leads: its central intervals at 50 and 90 %, its mean, draws, and the truth.
 
-    A draw is the same member, or the same latent, at all leads. The intervals are for each lead by itself, and cut at zero if
-    the truth is never negative.
+    A draw is the same member, or the same latent, at all leads. The intervals are for each lead by itself. If ten true
+    trajectories or more have no negative values, intervals are cut at zero, and labelled so.
 
     Args:
         forecast: Forecast of n samples.
@@ -69,6 +69,7 @@ def fan(
     check_functional(functional, grid=forecast.grid)
     row, draws = single.checked_position(index, len(forecast), name="index"), check_integer(draws, "draws", least=0)
     parts: list[list[Tensor]] = []
+    truths: list[Tensor] = []
     states = None if truth is None else aligned(forecast, truth)
     for lead, u in _states(forecast):
         values = u[row].apply(functional)
@@ -77,23 +78,24 @@ def fan(
         drawn = functional(u[row].rsample(torch.Size([draws]), seed=0))[:, 0, column, 0]
         rows = [part[0, column, 0] for part in (values.mean, *ends)]
         if states is not None:
-            rows.append(functional(states.at(lead)[row].values)[0, column, 0])
+            truths.append(functional(states.at(lead)[:].values)[:, column, 0].detach().cpu().double())
+            rows.append(truths[-1][row])
         parts.append([*rows, *drawn])
     curves = [torch.stack([part.detach().cpu().double() for part in column]) for column in zip(*parts, strict=True)]
     where = np.concatenate([[0.0], checked_times(times, forecast.steps).numpy()])
     figure = single.new_figure(single.WIDTH, 3.4)
     axes = figure.subplots()
     first = 1 + 2 * len(_LEVELS) + (truth is not None)
-    true = None if truth is None else curves[first - 1]
+    smallest = torch.stack(truths).amin(0) if truths else None
     for number, (level, strength) in reversed([*enumerate(_LEVELS.items())]):
         ends, name = curves[1 + 2 * number : 3 + 2 * number], f"{100 * level:g} % interval"
-        lower, upper, name = single.above_zero(ends, name, truth=true)
+        lower, upper, name = single.above_zero(ends, name, truth=smallest)
         axes.fill_between(where, lower.numpy(), upper.numpy(), color=single.tint(strength), linewidth=0, label=name)
     for number, draw in enumerate(curves[first:]):
         axes.plot(where, draw.numpy(), color=single.ORANGE, linewidth=0.9, label=None if number else "draws")
     axes.plot(where, curves[0].numpy(), color=single.BLUE, linewidth=1.6, label="mean")
-    if true is not None:
-        axes.plot(where, true.numpy(), color=single.ink(), linewidth=1.3, linestyle=single.DASHED, label="truth")
+    if truth is not None:
+        axes.plot(where, curves[first - 1].numpy(), color=single.ink(), linewidth=1.3, linestyle=single.DASHED, label="truth")
     name = "value" if functional.labels is None else functional.labels[0]
     axes.set(xlabel="lead" if times is None else "time", ylabel=name, xlim=(where[0], where[-1]))
     if times is None:

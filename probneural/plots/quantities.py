@@ -41,7 +41,8 @@ def quantity(
 
     There is a pair of panels per quantity, values and their deviations from the mean, with one interval per sample, sorted by
     the truth, or else by the mean; of a single sample, one pair with one interval per quantity. Dots outside of their interval
-    are marked, and the title counts those inside. Intervals of a quantity whose true values are never negative are cut at zero.
+    are marked, and the title counts those inside. If ten true values or more of a quantity are not negative, its intervals are
+    cut at zero.
 
     Args:
         u: The result of `apply` or `apply_by_draws`: n samples, c channels, m values.

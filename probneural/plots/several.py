@@ -251,7 +251,7 @@ def rank_histograms(scores: LeadScores) -> Figure:
     figure, panels = _grid(len(chosen), columns=columns, width=2.4 * columns, height=1.9, sharey=True)
     ranks = np.arange(scores.ranks.frequencies.shape[1])
     for panel, lead in zip(panels.flat, chosen, strict=False):
-        heights, errors = (np.nan_to_num(part[lead - 1]) for part in (scores.ranks.frequencies, scores.ranks.errors))
+        heights, errors = (np.nan_to_num(part[lead - 1].numpy()) for part in (scores.ranks.frequencies, scores.ranks.errors))
         whiskers = np.minimum(2.0 * errors, heights), 2.0 * errors
         panel.bar(ranks, heights, width=1.0, color=single.SKY, edgecolor=single.BLUE, linewidth=0.6)
         panel.errorbar(ranks, heights, yerr=whiskers, fmt="none", ecolor=single.BLUE, elinewidth=1.0)

@@ -38,6 +38,8 @@ DASHED = (0, (4, 2))
 """Line style of truths and references."""
 WIDTH = 6.4
 """Figure width in inches: a column of text at 9 points."""
+_POSITIVE = 10
+"""Least number of samples without negative values that make a quantity positive."""
 _BINS = 20
 _DRAWS = 3
 """Number of draws in one dimension; in two dimensions the first is shown."""
@@ -58,8 +60,8 @@ def field(
 
     In one dimension: truth, mean, central interval and three draws, and below them their deviations from the mean. In two:
     maps of truth, mean and one draw on one colour scale, and of |truth - mean| and the standard deviation on another, with
-    latitudes upward. Draws are without observation noise; interval and standard deviation include it. If no value of the truth
-    is negative, the interval is cut at zero.
+    latitudes upward. Draws are without observation noise; interval and standard deviation include it. If ten true samples or
+    more have no negative values, the interval is cut at zero, and labelled so.
 
     Args:
         u: The distribution, of n samples with c channels, without observation noise.
@@ -117,8 +119,9 @@ def band(
 ) -> Figure:
     """Draw one band and the points of the truth outside it.
 
-    In one dimension, a shaded band, cut at zero if no value of the truth is negative; in two, maps of truth and mean, and of
-    |truth - mean| and the band's half width, with a dot at each point outside, and latitudes upward.
+    In one dimension, a shaded band, cut at zero and labelled so if ten true samples or more have no negative values; in two,
+    maps of truth and mean, and of |truth - mean| and the band's half width, with a dot at each point outside, and latitudes
+    upward.
 
     Args:
         bands: Bands of a calibrated [`Band`][probneural.calibration.bands.conformal.Band] for n samples.
@@ -264,12 +267,17 @@ def _upright(grid: Grid) -> tuple[int, int]:
 def above_zero(
     ends: Sequence[Float64[Tensor, "*values"]], name: str, *, truth: Float64[Tensor, "n *quantities"] | None
 ) -> tuple[Float64[Tensor, "*values"], Float64[Tensor, "*values"], str]:
-    """Ends of an interval, cut at zero if no true value of the quantity is negative, and its name, which says so."""
+    """Ends of intervals, cut at zero if ten or more true samples are never negative, and their name, which says so.
+
+    Args:
+        ends: Lower and upper ends.
+        name: Name of the intervals.
+        truth: Smallest true value in each sample.
+    """
     lower, upper = ends
-    if truth is None:
+    if truth is None or len(truth) < _POSITIVE:
         return lower, upper, name
-    is_positive = (truth.amin(0) >= 0) & (truth.amax(0) > 0)
-    below, above = (torch.where(is_positive & (end < 0), 0.0, end) for end in ends)
+    below, above = (torch.where((truth.amin(0) >= 0) & (end < 0), 0.0, end) for end in ends)
     return below, above, name if torch.equal(below, lower) else f"{name}, cut at 0"
 
 
@@ -296,12 +304,12 @@ def _one(values: Float[Tensor, "n c *grid"], row: int, channel: int) -> Float64[
 
 def _checked_truth(
     truth: Field | None, grid: Grid, *, shape: tuple[int, ...], row: int, channel: int
-) -> tuple[Float64[Tensor, "*grid"] | None, Float64[Tensor, " values"] | None]:
-    """One channel of one true sample, and the values of the channel in all samples."""
+) -> tuple[Float64[Tensor, "*grid"] | None, Float64[Tensor, " n"] | None]:
+    """One channel of one true sample, and the smallest values of the channel in all samples."""
     if truth is None:
         return None, None
     values = checked_values(truth, "truth", grid=grid, shape=shape)[:, channel].detach().cpu().double()
-    return values[row], values.flatten()
+    return values[row], values.flatten(1).amin(1)
 
 
 def new_figure(width: float, height: float) -> Figure:
