@@ -2,13 +2,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import matplotlib
 import numpy as np
 import pytest
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from probneural import plots
@@ -22,6 +20,7 @@ from probneural.metrics import score_by_lead
 from probneural.metrics.lead_table import LeadScores
 from tests.autoregression import DECAY, GRID, Exact, Members, Truth, forecast_and_truth
 from tests.helpers import normal
+from tests.test_plots import curve
 
 PROBE = sensors(GRID, [[0.25]])
 
@@ -33,11 +32,6 @@ def scores() -> dict[str, LeadScores]:
         "first": score_by_lead(forecast, truth),
         "second": score_by_lead(forecast.scaled(torch.full((8,), 0.5)), truth, times=[0.1 * lead for lead in range(1, 9)]),
     }
-
-
-def curve(axes: Axes, label: str) -> Any:
-    (found,) = [line for line in axes.lines if line.get_label() == label]
-    return found
 
 
 def shown(figure: Figure) -> bool:
@@ -149,15 +143,7 @@ def test_snapshots_have_a_column_per_lead() -> None:
         len({(scale.vmin, scale.vmax) for scale in scales[:8]}) == len({(scale.vmin, scale.vmax) for scale in scales[8:]}) == 1
     )
     assert shown(figure)
-
-
-def test_snapshots_choose_leads_by_themselves() -> None:
-    forecast, _ = plane_forecast()
-    figure = plots.snapshots(forecast)
-    panels = [axes for axes in figure.axes if axes.images]
-    assert [axes.get_title() for axes in panels[:4]] == ["lead 1", "lead 3", "lead 4", "lead 6"]
-    assert len(panels) == 8  # no truth, no error
-    assert shown(figure)
+    assert len([axes for axes in plots.snapshots(forecast).axes if axes.images]) == 8  # no truth, no error
 
 
 def test_shares_are_fractions_of_the_total_of_all_functions() -> None:

@@ -174,7 +174,7 @@ def test_maps_share_their_colour_scales() -> None:
 
 @pytest.mark.parametrize("latitude_first", [True, False])
 def test_maps_of_the_sphere_are_upright(latitude_first: bool) -> None:
-    grid = Grid.latlon([-60, -20, 20, 60], [0, 90, 180, 270], latitude_first=latitude_first)
+    grid = Grid.latlon([-60.0, -20.0, 20.0, 60.0], [0.0, 90.0, 180.0, 270.0], latitude_first=latitude_first)
     u = EmpiricalField(normal(5, 2, 1, 4, 4), grid=grid)
     values = u.mean[0, 0] if latitude_first else u.mean[0, 0].mT  # latitudes by longitudes
     mean = next(axes for axes in plots.field(u).axes if axes.get_title() == "mean")
