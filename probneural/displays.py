@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Any
+
+from probneural.errors import ProbneuralError
 
 _ROWS = 30
 """Maximum number of rows of a table."""
@@ -22,3 +24,11 @@ def html_table(title: str, rows: Iterable[Sequence[Any]]) -> str:
         cells[_ROWS // 2 : -_ROWS // 2] = [["…"]]
     lines = (f"<tr><th>{row[0]}</th>{''.join(f'<td>{cell}</td>' for cell in row[1:])}</tr>" for row in cells)
     return f"<table><caption>{escape(title)}</caption>{''.join(lines)}</table>"
+
+
+def number_or_dash(compute: Callable[[], Any]) -> str:
+    """Return the text of a number, or a dash if it does not exist yet."""
+    try:
+        return f"{compute():.6g}"
+    except ProbneuralError:
+        return "-"

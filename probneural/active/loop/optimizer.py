@@ -27,9 +27,9 @@ from probneural.active.simulation.store import ResultStore
 from probneural.active.simulation.worker_pools import SimulationOptions
 from probneural.active.simulation.workers import Simulator
 from probneural.checks import check_callable, check_finite, check_instance, check_integer, check_path
-from probneural.displays import html_table
+from probneural.displays import html_table, number_or_dash
 from probneural.distributions import Predictor
-from probneural.errors import ArgumentError, DataError, ProbneuralError, ShapeError
+from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import Field
 from probneural.fingerprints import identity_of
 from probneural.functionals import Functional, sensors
@@ -319,10 +319,7 @@ class Optimizer:
 
     def _repr_html_(self) -> str:
         """A table of rounds, evaluations, failures, the last error and the best value."""
-        try:
-            best = f"{self.evaluations.running_best[-1]:.6g}"
-        except ProbneuralError:  # nothing is evaluated yet, or a file is missing
-            best = "-"
+        best = number_or_dash(lambda: self.evaluations.running_best[-1])
         return html_table("Optimizer", {**self.history.summary(), "best value": best}.items())
 
 
