@@ -274,8 +274,7 @@ class Predictor(Undisturbed, ABC):
     def _operators(self) -> list[str]:
         """Class names of the operators inside it."""
         operator = getattr(self, "operator", None)
-        inside = [name for part in self._parts for name in part._operators]
-        return inside if operator is None else [type(operator).__name__]
+        return [type(operator).__name__] if operator is not None else [name for part in self._parts for name in part._operators]
 
     def _description(self) -> str:
         """Description of the predictor, without its calibration."""
