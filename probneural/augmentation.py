@@ -371,3 +371,8 @@ def _uniform(grid: Grid) -> tuple[Axis, ...]:
 def _axes(field: Field) -> tuple[Axis, ...]:
     check_field(field, "field")
     return _uniform(field.grid)
+
+
+def __dir__() -> list[str]:
+    """Symmetries, and functions that make or apply them."""
+    return [name for name, value in globals().items() if getattr(value, "__module__", "") == __name__ and name[0] != "_"]

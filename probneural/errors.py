@@ -164,3 +164,8 @@ def warn(text: str, category: type[Warning]) -> None:
 
 def _package(module: dict[str, Any]) -> str:
     return str(module.get("__name__", "")).partition(".")[0]
+
+
+def __dir__() -> list[str]:
+    """Errors and warnings."""
+    return [name for name in globals() if name.endswith(("Error", "Warning"))]

@@ -72,6 +72,15 @@ def test_of_many_functions(noise: float) -> None:
     assert words(figure) == ["80 % interval", "mean", word, f"{word} outside"]
 
 
+def test_intervals_end_at_zero_if_ten_true_values_are_not_negative() -> None:
+    u = image()
+    truth = truth_for(u)
+    truth[:, 0, 1] = truth[:, 0, 1].abs()
+    figure = plots.quantity(u, truth)
+    assert [bars(panel)[:, 0, 1].min() == 0.0 for panel in figure.axes[:3]] == [False, True, False]
+    assert words(figure)[0] == "90 % interval, cut at 0"
+
+
 def test_without_truth_functions_are_sorted_by_their_means() -> None:
     u = image()
     figure = plots.quantity(u)

@@ -174,6 +174,37 @@ def test_maps_share_their_colour_scales() -> None:
     assert [bar.get_ylabel() for bar in bars] == ["T (K)", "T (K)"]
 
 
+@pytest.mark.parametrize("latitude_first", [True, False])
+def test_maps_of_the_sphere_are_upright(latitude_first: bool) -> None:
+    grid = Grid.latlon([-60.0, -20.0, 20.0, 60.0], [0.0, 90.0, 180.0, 270.0], latitude_first=latitude_first)
+    u = EmpiricalField(normal(5, 2, 1, 4, 4), grid=grid)
+    values = u.mean[0, 0] if latitude_first else u.mean[0, 0].mT  # latitudes by longitudes
+    mean = next(axes for axes in plots.field(u).axes if axes.get_title() == "mean")
+    np.testing.assert_allclose(mean.images[0].get_array(), values)
+    assert (mean.images[0].origin, mean.images[0].get_extent()) == ("lower", [-45.0, 315.0, -80.0, 80.0])
+    assert (mean.get_xlabel(), mean.get_ylabel()) == ("longitude (degrees)", "latitude (degrees)")
+    names = ("lat", "lon") if latitude_first else ("lon", "lat")
+    figure = plots.band(
+        BandField(u.mean, torch.ones_like(u.mean), grid=grid), Field(u.mean + 2 * (u.mean > 0), grid), axes=names
+    )
+    (marked,) = [axes for axes in figure.axes if axes.lines]
+    outside = grid.points[(u.mean[0, 0] > 0).flatten()]
+    np.testing.assert_allclose(marked.lines[0].get_xydata(), outside.flip(1) if latitude_first else outside)
+    assert (marked.get_xlabel(), marked.get_ylabel()) == ("lon", "lat")
+
+
+def test_shades_end_at_zero_if_ten_true_samples_are_not_negative() -> None:
+    u, bands = gaussian(LINE, n=12), bands_for(LINE, n=12)
+    positive = Field(truth_for(u).values.abs(), LINE)
+    negative = Field(positive.values - (torch.arange(12) == 11).double()[:, None, None] * 100.0, LINE)
+    for truth, suffix in ((positive, ", cut at 0"), (negative, "")):
+        for figure, name in ((plots.field(u, truth), "90 % interval"), (plots.band(bands, truth), "band")):
+            (shade,) = figure.axes[0].collections
+            assert shade.get_label() == name + suffix
+            assert (shade.get_paths()[0].vertices[:, 1].min() == 0.0) == bool(suffix)
+    assert plots.field(u[:9], positive[:9]).axes[0].collections[0].get_label() == "90 % interval"
+
+
 @pytest.mark.parametrize(
     ("options", "titles"),
     [({}, ["mean", "one draw", "sd"]), ({"noise": 0.5}, ["mean", "one draw", "sd with noise"])],

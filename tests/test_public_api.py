@@ -73,13 +73,18 @@ def test_the_public_interface_is_as_written() -> None:
     assert not changes, "\n".join(["if that is meant: python -m tests.test_public_api, and a line in the changelog", *changes])
 
 
-def test_every_name_of_a_layer_exists_and_is_documented() -> None:
-    for module in layers():
+def test_every_name_of_a_layer_exists_is_listed_and_is_documented() -> None:
+    lazy = {"probneural": ["active", "plots"]}
+    for module in (*layers(), probneural.physics.equations):
         assert len(set(module.__all__)) == len(module.__all__)
+        assert dir(module) == sorted([*module.__all__, *lazy.get(module.__name__, [])])
         for name in module.__all__:
             thing = getattr(module, name)
             if inspect.isclass(thing) or inspect.isfunction(thing):
                 assert inspect.getdoc(thing), f"{module.__name__}.{name}"
+    assert dir(probneural.errors) == sorted(name for name in vars(probneural.errors) if name.endswith(("Error", "Warning")))
+    symmetries = ["Composition", "Mirror", "Shift", "Symmetry", "Transpose", "augment", "box", "shifts"]
+    assert dir(probneural.augmentation) == symmetries
 
 
 if __name__ == "__main__":

@@ -25,3 +25,5 @@ __all__ = [
     "StochasticSelection",
     "simulate",
 ]
+
+__dir__ = __all__.copy

@@ -24,3 +24,5 @@ __all__ = [
     "calibrate",
     "synthetic_shifts",
 ]
+
+__dir__ = __all__.copy

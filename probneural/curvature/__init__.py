@@ -40,3 +40,5 @@ __all__ = [
     "vector_jacobian_product",
     "xdiag",
 ]
+
+__dir__ = __all__.copy

@@ -9,3 +9,5 @@ from probneural.data.roles import from_arrays
 from probneural.data.trajectories import Trajectories
 
 __all__ = ["FileLayout", "StoredPairs", "Trajectories", "from_arrays", "list_variables", "open", "open_inputs"]
+
+__dir__ = __all__.copy

@@ -26,3 +26,5 @@ __all__ = [
     "Root",
     "ScaleMixtureField",
 ]
+
+__dir__ = __all__.copy

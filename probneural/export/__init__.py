@@ -8,3 +8,5 @@ samples. Inputs and outputs are described in JSON, under the key `probneural`. P
 from probneural.export.programs import to_onnx, to_torch_export
 
 __all__ = ["to_onnx", "to_torch_export"]
+
+__dir__ = __all__.copy

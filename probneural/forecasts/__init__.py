@@ -15,3 +15,5 @@ __all__ = [
     "four_d_var",
     "propagate",
 ]
+
+__dir__ = __all__.copy

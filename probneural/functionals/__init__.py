@@ -23,3 +23,5 @@ __all__ = [
     "sensors",
     "stack",
 ]
+
+__dir__ = __all__.copy

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from probneural.checks import check_instance, check_integer, check_real, check_sequence, check_shape, real_tensor
 from probneural.contexts import Undisturbed
+from probneural.displays import html_table
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.grids import Grid, check_on_grid
 from probneural.grids.axes import transfer
@@ -19,6 +20,9 @@ from probneural.grids.grid import check_same_grid
 
 _NORM_ROWS = 256
 """Number of rows of a functional's matrix per chunk."""
+
+_NAMES = 6
+"""Maximum number of names in a table."""
 
 _ROUNDING = 1e-12
 """Entries of a functional, relative to its largest, that count as none."""
@@ -102,6 +106,11 @@ class Functional(Undisturbed, ABC):
             ('mass',)
         """
         return Stack((self,), names=check_labels(labels, self.size))
+
+    def _repr_html_(self) -> str:
+        """A table of names, size and grid."""
+        names = "none" if self.labels is None else ", ".join(self.labels[:_NAMES]) + (", …" if self.size > _NAMES else "")
+        return html_table(type(self).__name__, [("names", names), ("size", self.size), ("grid", repr(self.grid))])
 
     def __add__(self, second: Functional) -> Functional:
         """The sum of two functionals of equal size on one grid."""

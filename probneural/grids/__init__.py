@@ -11,3 +11,5 @@ from probneural.grids.resampling import interpolation_matrix as interpolation_ma
 from probneural.grids.resampling import resample as resample
 
 __all__ = ["Grid"]
+
+__dir__ = __all__.copy

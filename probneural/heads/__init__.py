@@ -20,3 +20,5 @@ __all__ = [
     "LastLayerLaplace",
     "LowRank",
 ]
+
+__dir__ = __all__.copy

@@ -5,3 +5,5 @@ from probneural.inverse.problem import InverseProblem
 from probneural.inverse.sensors import place_sensors
 
 __all__ = ["InversePosterior", "InverseProblem", "place_sensors"]
+
+__dir__ = __all__.copy

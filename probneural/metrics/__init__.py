@@ -40,3 +40,5 @@ __all__ = [
     "simultaneous_coverage",
     "spread_skill",
 ]
+
+__dir__ = __all__.copy

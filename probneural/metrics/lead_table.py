@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,6 +12,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.checks import optional, real_tensor
+from probneural.displays import html_table
 from probneural.distributions.base import check_values
 
 if TYPE_CHECKING:
@@ -173,26 +174,32 @@ class LeadScores:
 
     def __str__(self) -> str:
         """A table with one line per score, at some leads and over all leads."""
-        steps = self.steps
-        shown = spread_leads(steps, most=_COLUMNS)
-        heads = "".join(f"{lead:>9}" for lead in shown)
-        lines = [f"{f'{self.functions} functions, lead':<30}{heads}{'all':>9}  unit"]
+        lines = [f"{title:<30}{''.join(f'{cell:>9}' for cell in cells)}  {unit}" for title, *cells, unit in self._cells()]
+        return "\n".join([*lines, *self._notes()])
+
+    def _repr_html_(self) -> str:
+        """The same table."""
+        return html_table("Scores by lead", [*self._cells(), *((note,) for note in self._notes())])
+
+    def _cells(self) -> Iterator[tuple[str, ...]]:
+        """The heading, and title, values at some leads and over all leads, and unit of each score."""
+        leads, horizon = spread_leads(self.steps, most=_COLUMNS), self.horizon
+        yield f"{self.functions} functions, lead", *map(str, leads), "all", "unit"
         for name, (title, unit) in TITLES.items():
-            if name not in self.scores:
-                lines.append(f"{title:<30}{'-':>9}  {self.reasons.get(name, '')}")
-                continue
-            score = self.scores[name]
-            cells = "".join(f"{_cell(float(score.values[lead - 1])):>9}" for lead in shown)
-            lines.append(f"{title:<30}{cells}{_cell(score.overall):>9}  {unit}")
-        horizon = self.horizon
-        padding = " " * (9 * len(shown))
-        lines.append(f"{'coverage, whole trajectory':<30}{padding}{_cell(horizon.coverage[0]):>9}  1")
+            if name in self.scores:
+                score = self.scores[name]
+                yield title, *(_cell(float(score.values[lead - 1])) for lead in leads), _cell(score.overall), unit
+            else:
+                yield title, "-", self.reasons.get(name, "")
+        padding = ("",) * len(leads)
+        yield "coverage, whole trajectory", *padding, _cell(horizon.coverage[0]), "1"
         most = f"; {horizon.still_valid:.0%} to the end" if horizon.still_valid else ""
-        lines.append(f"{'valid prediction time':<30}{padding}{_cell(horizon.valid_time[0]):>9}  leads{most}")
-        lines.append(f"coverages at {self.level:g}; valid up to a relative L2 error of {horizon.threshold:g}")
-        if self.is_uncalibrated:
-            lines.append("uncalibrated: fit pn.calibration.LeadScale() to held-out trajectories")
-        return "\n".join(lines)
+        yield "valid prediction time", *padding, _cell(horizon.valid_time[0]), f"leads{most}"
+
+    def _notes(self) -> list[str]:
+        """Levels of the table, and that nothing was calibrated."""
+        notes = [f"coverages at {self.level:g}; valid up to a relative L2 error of {self.horizon.threshold:g}"]
+        return [*notes, "uncalibrated: fit pn.calibration.LeadScale() to held-out trajectories"][: 1 + self.is_uncalibrated]
 
 
 def checked_times(times: Sequence[float] | Tensor | None, steps: int) -> Float64[Tensor, " leads"]:

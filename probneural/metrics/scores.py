@@ -13,6 +13,7 @@ from torch import Tensor
 
 from probneural.checks import assign, check_flag, check_instance, check_integer, check_real
 from probneural.contexts import without_gradients
+from probneural.displays import html_table
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.predictors.base import Predictor
 from probneural.errors import DataError, ProbneuralError
@@ -124,16 +125,20 @@ class Scores:
 
     def __str__(self) -> str:
         """A table: one line per score, with its unit."""
-        rows = [f"{f'score over {self.functions} functions':<34}{'value':>12}  unit"]
+        rows = [f"{title:<34}{value:>12}  {unit}" for title, value, unit in self._cells()]
+        return "\n".join([*rows, *([UNCALIBRATED] if self.is_uncalibrated else [])])
+
+    def _cells(self) -> Iterator[tuple[str, str, str]]:
+        """The heading, and title, value and unit of each score."""
+        yield f"score over {self.functions} functions", "value", "unit"
         for name, (title, unit) in _ROWS.items():
             value = getattr(self, name)
-            title = title.replace("@", f"at {self.level:g}")
-            shown = "-" if value is None else f"{value:.4g}"
             reason = f"  ({self.reasons[name]})" if name in self.reasons else ""
-            rows.append(f"{title:<34}{shown:>12}  {unit}{reason}")
-        if self.is_uncalibrated:
-            rows.append(UNCALIBRATED)
-        return "\n".join(rows)
+            yield title.replace("@", f"at {self.level:g}"), "-" if value is None else f"{value:.4g}", f"{unit}{reason}"
+
+    def _repr_html_(self) -> str:
+        """The same table."""
+        return html_table("Scores", [*self._cells(), *([(UNCALIBRATED,)] if self.is_uncalibrated else [])])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

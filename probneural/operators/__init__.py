@@ -23,3 +23,5 @@ __all__ = [
     "Rollout",
     "suggest",
 ]
+
+__dir__ = __all__.copy

@@ -12,3 +12,5 @@ from probneural.pairs.splits import split_order as split_order
 from probneural.pairs.splits import split_rows as split_rows
 
 __all__ = ["Dataset", "FieldPairs", "FieldSource", "Rows"]
+
+__dir__ = __all__.copy

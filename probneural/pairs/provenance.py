@@ -121,6 +121,13 @@ class TrainingRecord:
     masked: int = 0
     input_keys: Int64[Tensor, " k"] | None = None
 
+    def __str__(self) -> str:
+        """Number of inputs, points of the outputs' grid, and units."""
+        inputs = "pairs" if self.input_keys is None else f"{len(self.input_keys)} inputs"
+        shape = f", outputs on {' x '.join(map(str, self.shape))} points" if self.shape else ""
+        units = " → ".join(", ".join(part) for part in (self.input_units, self.output_units) if any(part))
+        return inputs + shape + (f", units {units}" if units else "")
+
     def shares_rows(self, keys: Int64[Tensor, "n *w k"]) -> bool:
         """Return whether a row with one of these keys is in the record."""
         return shared_rows(keys, self.row_keys) > 0

@@ -23,3 +23,5 @@ __all__ = [
     "partial",
     "time_derivative",
 ]
+
+__dir__ = __all__.copy

@@ -49,6 +49,8 @@ __all__ = [
     "Wave",
 ]
 
+__dir__ = __all__.copy
+
 _FIRST = Channel(0)
 Equation = Callable[[Field, Field | None], Tensor]
 """Residual `(n, k, *grid)` of a solution `(n, c, *grid)` and its inputs."""

@@ -35,3 +35,5 @@ __all__ = [
     "training",
     "variance_shares",
 ]
+
+__dir__ = __all__.copy

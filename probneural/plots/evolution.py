@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -10,7 +10,6 @@ from jaxtyping import Float, Float64
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 from torch import Tensor
 
 from probneural.checks import check_instance, check_integer
@@ -24,8 +23,8 @@ from probneural.metrics.lead_alignment import TrueTrajectories, aligned
 from probneural.metrics.lead_table import checked_times, spread_leads
 from probneural.plots import single
 
-_LEVELS = (0.5, 0.9)
-"""Levels of a fan's intervals."""
+_LEVELS = {0.5: 0.55, 0.9: 0.2}
+"""Levels of a fan's intervals, and strength of their colour."""
 _SNAPSHOTS = 4
 """Leads that a figure of maps has room for."""
 
@@ -43,7 +42,8 @@ def fan(
 ) -> Figure:
     """Draw a quantity of one sample over the leads: its central intervals at 50 and 90 %, its mean, draws, and the truth.
 
-    A draw is the same member, or the same latent, at all leads. The intervals are for each lead by itself.
+    A draw is the same member, or the same latent, at all leads. The intervals are for each lead by itself. If ten true
+    trajectories or more have no negative values, intervals are cut at zero, and labelled so.
 
     Args:
         forecast: Forecast of n samples.
@@ -69,6 +69,7 @@ def fan(
     check_functional(functional, grid=forecast.grid)
     row, draws = single.checked_position(index, len(forecast), name="index"), check_integer(draws, "draws", least=0)
     parts: list[list[Tensor]] = []
+    truths: list[Tensor] = []
     states = None if truth is None else aligned(forecast, truth)
     for lead, u in _states(forecast):
         values = u[row].apply(functional)
@@ -77,22 +78,24 @@ def fan(
         drawn = functional(u[row].rsample(torch.Size([draws]), seed=0))[:, 0, column, 0]
         rows = [part[0, column, 0] for part in (values.mean, *ends)]
         if states is not None:
-            rows.append(functional(states.at(lead)[row].values)[0, column, 0])
+            truths.append(functional(states.at(lead)[:].values)[:, column, 0].detach().cpu().double())
+            rows.append(truths[-1][row])
         parts.append([*rows, *drawn])
-    curves = [torch.stack([part.detach().cpu().double() for part in column]).numpy() for column in zip(*parts, strict=True)]
+    curves = [torch.stack([part.detach().cpu().double() for part in column]) for column in zip(*parts, strict=True)]
     where = np.concatenate([[0.0], checked_times(times, forecast.steps).numpy()])
     figure = single.new_figure(single.WIDTH, 3.4)
     axes = figure.subplots()
-    for number in reversed(range(len(_LEVELS))):
-        lower, upper = curves[1 + 2 * number], curves[2 + 2 * number]
-        name = f"{100 * _LEVELS[number]:g} % interval"
-        axes.fill_between(where, lower, upper, color=single.SKY, alpha=0.45 - 0.2 * number, linewidth=0, label=name)
     first = 1 + 2 * len(_LEVELS) + (truth is not None)
+    smallest = torch.stack(truths).amin(0) if truths else None
+    for number, (level, strength) in reversed([*enumerate(_LEVELS.items())]):
+        ends, name = curves[1 + 2 * number : 3 + 2 * number], f"{100 * level:g} % interval"
+        lower, upper, name = single.above_zero(ends, name, truth=smallest)
+        axes.fill_between(where, lower.numpy(), upper.numpy(), color=single.tint(strength), linewidth=0, label=name)
     for number, draw in enumerate(curves[first:]):
-        axes.plot(where, draw, color=single.ORANGE, linewidth=0.9, label=None if number else "draws")
-    axes.plot(where, curves[0], color=single.BLUE, linewidth=1.6, label="mean")
+        axes.plot(where, draw.numpy(), color=single.ORANGE, linewidth=0.9, label=None if number else "draws")
+    axes.plot(where, curves[0].numpy(), color=single.BLUE, linewidth=1.6, label="mean")
     if truth is not None:
-        axes.plot(where, curves[first - 1], color=single.ink(), linewidth=1.3, linestyle=single.DASHED, label="truth")
+        axes.plot(where, curves[first - 1].numpy(), color=single.ink(), linewidth=1.3, linestyle=single.DASHED, label="truth")
     name = "value" if functional.labels is None else functional.labels[0]
     axes.set(xlabel="lead" if times is None else "time", ylabel=name, xlim=(where[0], where[-1]))
     if times is None:
@@ -110,7 +113,7 @@ def space_time(
     channel: int = 0,
     noise: float | Float[Tensor, "..."] = 0.0,
     label: str = "value",
-    axes: Sequence[str] = ("x",),
+    axes: Sequence[str] | None = None,
 ) -> Figure:
     """Draw one sample of a forecast on a line as maps over space and time: truth, mean, a draw; error and deviation.
 
@@ -124,7 +127,7 @@ def space_time(
         channel: Index of the channel.
         noise: Variance of the observation noise, in physical units squared: a number, or one per channel `(c,)`.
         label: Name of the values, with their unit: "velocity (m/s)".
-        axes: Name of the coordinate, with its unit: "x (m)".
+        axes: Name of the coordinate, with its unit: "x (m)"; that of the grid by default.
 
     Returns:
         The figure.
@@ -137,7 +140,7 @@ def space_time(
     grid = _check_forecast(forecast).grid
     if grid.dimension != 1 or not grid.is_uniform:
         raise GridError(expected="a uniform grid of one dimension", got=repr(grid), remedy="plots.snapshots(forecast)")
-    single.check_axis_names(axes, grid, label=label)
+    names = single.axis_names(axes, grid, label=label)
     columns: dict[str, list[Tensor]] = {}
     for u, column, maps in _maps(forecast, truth, index=index, channel=channel, noise=noise, leads=range(forecast.steps + 1)):
         maps["draw"] = u.rsample(torch.Size([1]), seed=0)[0, 0, column].detach().cpu().double()
@@ -153,7 +156,7 @@ def space_time(
     )
     stacked = {name: torch.stack(parts, dim=1) for name, parts in columns.items()}
     sample = single.Sample(plane, stacked["mean"], truth=stacked.get("truth"), draws=stacked["draw"][None])
-    figure = single.draw_planes(sample, stacked["sd"], spread="sd", label=label, axes=(axes[0], "lead"))
+    figure = single.draw_planes(sample, stacked["sd"], spread="sd", label=label, axes=(names[0], "lead"))
     return single.noted(figure, u.is_uncalibrated)
 
 
@@ -165,11 +168,11 @@ def snapshots(
     channel: int = 0,
     noise: float | Float[Tensor, "..."] = 0.0,
     label: str = "value",
-    axes: Sequence[str] = ("x", "y"),
+    axes: Sequence[str] | None = None,
 ) -> Figure:
     """Draw one sample of a forecast in a plane as maps at up to four leads: truth, mean, error, deviation, a column per lead.
 
-    Rows of values share one colour scale, rows of deviations another one, over all leads.
+    Rows of values share one colour scale, rows of deviations another one, over all leads. Latitudes are drawn upward.
 
     Args:
         forecast: Forecast of n samples in two dimensions, on a uniform grid or at scattered points.
@@ -178,7 +181,7 @@ def snapshots(
         channel: Index of the channel.
         noise: Variance of the observation noise, in physical units squared: a number, or one per channel `(c,)`.
         label: Name of the values, with their unit: "vorticity (1/s)".
-        axes: Names of the coordinates, with their units.
+        axes: Names of the coordinates, with their units; those of the grid by default.
 
     Returns:
         The figure.
@@ -191,7 +194,7 @@ def snapshots(
     grid = _check_forecast(forecast).grid
     if grid.dimension != 2:
         raise GridError(expected="a grid of two dimensions", got=repr(grid), remedy="plots.space_time(forecast) on a line")
-    single.check_axis_names(axes, grid, label=label)
+    names = single.axis_names(axes, grid, label=label)
     chosen = spread_leads(forecast.steps, most=_SNAPSHOTS)
     rows: list[dict[str, Tensor]] = []
     for u, _, maps in _maps(forecast, truth, index=index, channel=channel, noise=noise, leads=chosen):
@@ -201,34 +204,20 @@ def snapshots(
         is_uncalibrated = u.is_uncalibrated
     figure = single.new_figure(max(single.WIDTH, 2.2 * len(chosen) + 0.8), 0.4 + 2.0 * len(rows[0]))
     panels = figure.subplots(len(rows[0]), len(chosen), squeeze=False, sharex=True, sharey=True)
-    _draw_snapshots(figure, panels, grid, rows, label=label, axes=axes)
-    for panel, lead in zip(panels[0], chosen, strict=True):
-        panel.set_title(f"lead {lead}", fontsize=10)
-    return single.noted(figure, is_uncalibrated)
-
-
-def _draw_snapshots(
-    figure: Figure,
-    panels: NDArray[np.object_],
-    grid: Grid,
-    maps: Sequence[Mapping[str, Float64[Tensor, "*grid"]]],
-    *,
-    label: str,
-    axes: Sequence[str],
-) -> None:
-    """One row per kind of map, one column per lead."""
-    values = [part[name] for part in maps for name in part if name in ("truth", "mean")]
-    largest = max(float(part[name].max()) for part in maps for name in part if name not in ("truth", "mean"))
-    for line, name in zip(panels, maps[0], strict=True):
+    values = single.limits([part[name] for part in rows for name in ("truth", "mean") if name in part])
+    largest = max(float(part[name].max()) for part in rows for name in part if name not in ("truth", "mean"))
+    for line, name in zip(panels, rows[0], strict=True):
         is_value = name in ("truth", "mean")
-        scaling = single.limits(values) if is_value else Normalize(0.0, largest or 1.0)
         colours = single.VALUE_MAP if is_value else single.ERROR_MAP
-        for panel, part in zip(line, maps, strict=True):
+        scaling = values if is_value else Normalize(0.0, largest or 1.0)
+        for panel, part in zip(line, rows, strict=True):
             image = single.draw_map(panel, grid, values=part[name].numpy(), colours=colours, scaling=scaling)
-        line[0].set_ylabel(f"{name}\n{axes[1]}")
+        line[0].set_ylabel(f"{name}\n{names[1]}")
         figure.colorbar(image, ax=list(line), label=label, pad=0.02)
-    for panel in panels[-1]:
-        panel.set_xlabel(axes[0])
+    for top, bottom, lead in zip(panels[0], panels[-1], chosen, strict=True):
+        top.set_title(f"lead {lead}", fontsize=10)
+        bottom.set_xlabel(names[0])
+    return single.noted(figure, is_uncalibrated)
 
 
 def _maps(

@@ -20,7 +20,7 @@ from probneural.distributions.base import FieldDistribution, check_values, index
 from probneural.errors import ArgumentError, DataError, GridError
 from probneural.fields import Field
 from probneural.functionals.base import check_labels
-from probneural.plots.single import BLUE, SKY, VERMILION, WIDTH, checked_position, ink, new_figure, noted, with_unit
+from probneural.plots.single import BLUE, SKY, VERMILION, WIDTH, above_zero, checked_position, ink, new_figure, noted, with_unit
 
 _MOST_PANELS = 12
 """Panels that a figure still has room for."""
@@ -41,7 +41,8 @@ def quantity(
 
     There is a pair of panels per quantity, values and their deviations from the mean, with one interval per sample, sorted by
     the truth, or else by the mean; of a single sample, one pair with one interval per quantity. Dots outside of their interval
-    are marked, and the title counts those inside.
+    are marked, and the title counts those inside. If ten true values or more of a quantity are not negative, its intervals are
+    cut at zero.
 
     Args:
         u: The result of `apply` or `apply_by_draws`: n samples, c channels, m values.
@@ -82,14 +83,10 @@ def quantity(
     for values, name in ((mean, "predicted means"), (upper - lower, "intervals")):
         check_finite(values, name)
     is_noisy = bool((noise_variance(noise, tuple(u.mean.shape), u.mean.detach())[:, column] > 0).any())
-    series = _Series(
-        mean=mean,
-        lower=lower,
-        upper=upper,
-        truth=None if truth is None else _checked_truth(truth, u)[:, column],
-        level=level,
-        dots="data" if is_noisy else "truth",
-    )
+    true = None if truth is None else _checked_truth(truth, u)[:, column]
+    lower, upper, interval = above_zero((lower, upper), f"{100 * level:g} % interval", truth=true)
+    dots = "data" if is_noisy else "truth"
+    series = _Series(mean=mean, lower=lower, upper=upper, truth=true, interval=interval, dots=dots)
     value = with_unit("value", unit)
     if count == 1:
         return noted(_one_function(series.row(0, slice(None)), names, value=value), u.is_uncalibrated)
@@ -104,7 +101,7 @@ class _Series:
     lower: Float64[Tensor, "*numbers"]
     upper: Float64[Tensor, "*numbers"]
     truth: Float64[Tensor, "*numbers"] | None
-    level: float
+    interval: str
     dots: str
 
     def row(self, index: Tensor | int, quantity: int | slice) -> _Series:
@@ -188,7 +185,7 @@ def _draw_pair(first: Axes, second: Axes, series: _Series, *, is_upright: bool =
     for panel, centre in ((first, torch.zeros_like(series.mean)), (second, series.mean)):
         bars = panel.vlines if is_upright else panel.hlines
         low, high = ((end - centre).numpy() for end in (series.lower, series.upper))
-        bars(along, low, high, color=SKY, alpha=0.6, linewidth=width, label=f"{100 * series.level:g} % interval")
+        bars(along, low, high, color=SKY, alpha=0.6, linewidth=width, label=series.interval)
         marks: list[tuple[Tensor, Tensor, str, str, str]] = [
             (series.mean, torch.ones(count, dtype=torch.bool), "_" if is_upright else "|", BLUE, "mean")
         ]

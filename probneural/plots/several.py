@@ -251,9 +251,10 @@ def rank_histograms(scores: LeadScores) -> Figure:
     figure, panels = _grid(len(chosen), columns=columns, width=2.4 * columns, height=1.9, sharey=True)
     ranks = np.arange(scores.ranks.frequencies.shape[1])
     for panel, lead in zip(panels.flat, chosen, strict=False):
-        heights, errors = (part[lead - 1].numpy() for part in (scores.ranks.frequencies, scores.ranks.errors))
+        heights, errors = (np.nan_to_num(part[lead - 1].numpy()) for part in (scores.ranks.frequencies, scores.ranks.errors))
+        whiskers = np.minimum(2.0 * errors, heights), 2.0 * errors
         panel.bar(ranks, heights, width=1.0, color=single.SKY, edgecolor=single.BLUE, linewidth=0.6)
-        panel.errorbar(ranks, heights, yerr=2.0 * np.nan_to_num(errors), fmt="none", ecolor=single.BLUE, elinewidth=1.0)
+        panel.errorbar(ranks, heights, yerr=whiskers, fmt="none", ecolor=single.BLUE, elinewidth=1.0)
         panel.axhline(1.0 / len(ranks), color=single.ink(), linewidth=0.9, linestyle=single.DASHED)
         panel.set_title(f"lead {lead}", fontsize=10)
     for panel in panels[-1]:
@@ -313,7 +314,9 @@ def _draw_series(panel: Axes, table: LeadScores, name: str, *, colour: str, mark
     score, where = table.scores[name], table.times.numpy()
     values, errors = score.values.numpy(), 2.0 * np.nan_to_num(score.errors.numpy())
     many = len(where) > _MARKED
-    panel.fill_between(where, values - errors, values + errors, color=colour, alpha=0.2, linewidth=0)
+    least, most = -np.inf if TITLES[name][1] == "nat" else 0.0, 1.0 if name.endswith("coverage") else np.inf
+    low, high = np.clip((values - errors, values + errors), least, most)
+    panel.fill_between(where, low, high, color=colour, alpha=0.2, linewidth=0)
     panel.plot(where, values, color=colour, linewidth=1.4, marker=None if many else marker, markersize=3, label=label)
 
 

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Float64
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
+from matplotlib.colors import Normalize, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from matplotlib.tri import Triangulation
@@ -38,6 +38,8 @@ DASHED = (0, (4, 2))
 """Line style of truths and references."""
 WIDTH = 6.4
 """Figure width in inches: a column of text at 9 points."""
+_POSITIVE = 10
+"""Least number of samples without negative values that make a quantity positive."""
 _BINS = 20
 _DRAWS = 3
 """Number of draws in one dimension; in two dimensions the first is shown."""
@@ -52,14 +54,14 @@ def field(
     noise: float | Float[Tensor, "..."] = 0.0,
     level: float = 0.9,
     label: str = "value",
-    axes: Sequence[str] = ("x", "y"),
+    axes: Sequence[str] | None = None,
 ) -> Figure:
     """Draw one predicted sample.
 
     In one dimension: truth, mean, central interval and three draws, and below them their deviations from the mean. In two:
-    maps of truth, mean and one draw on one colour scale, and of |truth - mean| and the standard deviation on another. Draws
-    are without observation noise; interval and standard deviation include it, √(variance + noise), as in
-    [`coverage`][probneural.metrics.reliability.coverage].
+    maps of truth, mean and one draw on one colour scale, and of |truth - mean| and the standard deviation on another, with
+    latitudes upward. Draws are without observation noise; interval and standard deviation include it. If ten true samples or
+    more have no negative values, the interval is cut at zero, and labelled so.
 
     Args:
         u: The distribution, of n samples with c channels, without observation noise.
@@ -69,7 +71,7 @@ def field(
         noise: Variance of the observation noise, in physical units squared: a number, or one per channel `(c,)`.
         level: Nominal level of the interval, between 0 and 1.
         label: Name of the values, with their unit: "velocity (m/s)".
-        axes: Names of the coordinates, with their units: "x (m)", "t (s)".
+        axes: Names of the coordinates, with their units: "x (m)", "t (s)"; those of the grid by default.
 
     Returns:
         The figure.
@@ -82,11 +84,11 @@ def field(
         DataError: If `u` is not a distribution, `truth` is not a `Field`, or a value is not finite.
     """
     checks.check_instance(u, FieldDistribution, "u", remedy="plot what a predictor returns")
-    check_axis_names(axes, u.grid, label=label)
+    names = axis_names(axes, u.grid, label=label)
     shape = tuple(u.mean.shape)
     row, channel = checked_position(index, shape[0], name="index"), checked_position(channel, shape[1], name="channel")
     level = checks.check_real(level, "level", above=0.0, below=1.0)
-    true = None if truth is None else _one(checked_values(truth, "truth", grid=u.grid, shape=shape), row, channel)
+    true, truths = _checked_truth(truth, u.grid, shape=shape, row=row, channel=channel)
     predicted = u[row]
     observed = noise_variance(noise, shape, u.mean.detach())[row : row + 1]
     mean = _one(predicted.mean, 0, channel)
@@ -100,13 +102,10 @@ def field(
     true = None if true is None else true[..., : grid.size]
     if grid.dimension == 2:
         spread, sample = "sd with noise" if noisy else "sd", Sample(grid, mean, truth=true, draws=drawn[:1])
-        return noted(draw_planes(sample, sd, spread=spread, label=label, axes=axes), u.is_uncalibrated)
-    half = float(torch.special.ndtri(torch.tensor(0.5 * (1.0 + level), dtype=torch.float64))) * sd
-    name = f"{100 * level:g} % interval" + (" with noise" if noisy else "")
-    edges = (mean - half, mean + half)
-    return noted(
-        _curves(Sample(grid, mean, truth=true, draws=drawn), edges, name, label=label, axis=axes[0]), u.is_uncalibrated
-    )
+        return noted(draw_planes(sample, sd, spread=spread, label=label, axes=names), u.is_uncalibrated)
+    ends = [_one(end, 0, channel)[..., : grid.size] for end in predicted.interval(level, noise=observed)]
+    shade = above_zero(ends, f"{100 * level:g} % interval" + (" with noise" if noisy else ""), truth=truths)
+    return noted(_curves(Sample(grid, mean, truth=true, draws=drawn), shade, label=label, axis=names[0]), u.is_uncalibrated)
 
 
 def band(
@@ -116,12 +115,13 @@ def band(
     index: int = 0,
     channel: int = 0,
     label: str = "value",
-    axes: Sequence[str] = ("x", "y"),
+    axes: Sequence[str] | None = None,
 ) -> Figure:
     """Draw one band and the points of the truth outside it.
 
-    In one dimension, a shaded band; in two, maps of truth and mean, and of |truth - mean| and the band's half width, with
-    a dot at each point outside.
+    In one dimension, a shaded band, cut at zero and labelled so if ten true samples or more have no negative values; in two,
+    maps of truth and mean, and of |truth - mean| and the band's half width, with a dot at each point outside, and latitudes
+    upward.
 
     Args:
         bands: Bands of a calibrated [`Band`][probneural.calibration.bands.conformal.Band] for n samples.
@@ -129,7 +129,7 @@ def band(
         index: Index of the sample; negative numbers count from the end.
         channel: Index of the channel. A sample is inside a simultaneous band only if all its channels are.
         label: Name of the values, with their unit: "velocity (m/s)".
-        axes: Names of the coordinates, with their units: "x (m)".
+        axes: Names of the coordinates, with their units: "x (m)"; those of the grid by default.
 
     Returns:
         The figure.
@@ -141,10 +141,10 @@ def band(
         DataError: If `bands` is not a `BandField`, `truth` is not a `Field`, or a value is not finite.
     """
     checks.check_instance(bands, BandField, "bands", remedy="call a fitted band: band(inputs)")
-    check_axis_names(axes, bands.grid, label=label)
+    names = axis_names(axes, bands.grid, label=label)
     shape = tuple(bands.mean.shape)
     row, channel = checked_position(index, shape[0], name="index"), checked_position(channel, shape[1], name="channel")
-    true = None if truth is None else _one(checked_values(truth, "truth", grid=bands.grid, shape=shape), row, channel)
+    true, truths = _checked_truth(truth, bands.grid, shape=shape, row=row, channel=channel)
     mean, half = (_one(part, row, channel) for part in (bands.mean, bands.half_width))
     grid = bands.grid.select(slice(row, row + 1)).first
     mean, half = mean[..., : grid.size], half[..., : grid.size]  # without padding
@@ -154,8 +154,9 @@ def band(
         checks.check_finite(values, name)
     sample = Sample(grid, mean, truth=true, outside=outside)
     if grid.dimension == 2:
-        return draw_planes(sample, half, spread="half width", label=label, axes=axes)
-    return _curves(sample, (mean - half, mean + half), "band", label=label, axis=axes[0])
+        return draw_planes(sample, half, spread="half width", label=label, axes=names)
+    shade = above_zero((mean - half, mean + half), "band", truth=truths)
+    return _curves(sample, shade, label=label, axis=names[0])
 
 
 def calibration(u: FieldDistribution, truth: Field, *, noise: float | Float[Tensor, "..."] = 0.0) -> Figure:
@@ -239,15 +240,51 @@ def png(figure: Figure, *, dpi: float = 200.0) -> bytes:
     return stream.getvalue()
 
 
-def check_axis_names(axes: Sequence[str], grid: Grid, *, label: str) -> None:
-    """Raise a GridError above two dimensions, or an ArgumentError unless every axis has a name and the label is a string."""
+def axis_names(axes: Sequence[str] | None, grid: Grid, *, label: str) -> list[str]:
+    """Names of the horizontal and the vertical axis, in one dimension of the one axis; by default the grid's.
+
+    Raises a GridError above two dimensions, or an ArgumentError unless every axis has a name and the label is a string.
+    """
     if grid.dimension > 2:
         remedy = "evaluate on a slice of it: query=pn.Grid.scattered(points, weights)"
         raise GridError(expected="a grid of dimension 1 or 2", got=repr(grid), remedy=remedy)
+    checks.check_text(label, "label")
+    if axes is None:
+        angles = ["longitude" if axis.latitudes is None else "latitude" for axis in grid.axes]
+        words = [f"{angle} (degrees)" for angle in angles] if "latitude" in angles else ["x", "y"]
+        axes = [with_unit(axis.name, axis.unit) or word for axis, word in zip(grid.axes, words, strict=False)] or words
     names = checks.check_sequence(axes, "axis names", remedy="name every coordinate")
     if len(names) < grid.dimension or not all(isinstance(name, str) for name in names):
         raise ArgumentError(expected=f"{grid.dimension} axis names", got=repr(axes), remedy="name every coordinate")
-    checks.check_text(label, "label")
+    return [names[number] for number in _upright(grid)[: grid.dimension]]
+
+
+def _upright(grid: Grid) -> tuple[int, int]:
+    """Numbers of the horizontal and the vertical axis: latitude is vertical, and otherwise the second axis."""
+    return (1, 0) if grid.dimension == 2 and grid.axes and grid.axes[0].latitudes is not None else (0, 1)
+
+
+def above_zero(
+    ends: Sequence[Float64[Tensor, "*values"]], name: str, *, truth: Float64[Tensor, "n *quantities"] | None
+) -> tuple[Float64[Tensor, "*values"], Float64[Tensor, "*values"], str]:
+    """Ends of intervals, cut at zero if ten or more true samples are never negative, and their name, which says so.
+
+    Args:
+        ends: Lower and upper ends.
+        name: Name of the intervals.
+        truth: Smallest true value in each sample.
+    """
+    lower, upper = ends
+    if truth is None or len(truth) < _POSITIVE:
+        return lower, upper, name
+    below, above = (torch.where((truth.amin(0) >= 0) & (end < 0), 0.0, end) for end in ends)
+    return below, above, name if torch.equal(below, lower) else f"{name}, cut at 0"
+
+
+def tint(strength: float) -> tuple[float, ...]:
+    """A colour between the background and blue, opaque: overlapping shades look as in the legend."""
+    colours = (np.array(to_rgb(colour)) for colour in (BLUE, matplotlib.rcParams["axes.facecolor"]))
+    return tuple(np.average(list(colours), axis=0, weights=(strength, 1.0 - strength)))
 
 
 def with_unit(name: str, unit: str) -> str:
@@ -263,6 +300,16 @@ def checked_position(number: int, count: int, *, name: str) -> int:
 def _one(values: Float[Tensor, "n c *grid"], row: int, channel: int) -> Float64[Tensor, "*grid"]:
     """One channel of one sample, detached, on the CPU."""
     return values[row, channel].detach().cpu().double()
+
+
+def _checked_truth(
+    truth: Field | None, grid: Grid, *, shape: tuple[int, ...], row: int, channel: int
+) -> tuple[Float64[Tensor, "*grid"] | None, Float64[Tensor, " n"] | None]:
+    """One channel of one true sample, and the smallest values of the channel in all samples."""
+    if truth is None:
+        return None, None
+    values = checked_values(truth, "truth", grid=grid, shape=shape)[:, channel].detach().cpu().double()
+    return values[row], values.flatten(1).amin(1)
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -307,10 +354,11 @@ class Sample:
 
 
 def _curves(
-    sample: Sample, edges: tuple[Float64[Tensor, "*grid"], Float64[Tensor, "*grid"]], name: str, *, label: str, axis: str
+    sample: Sample, shade: tuple[Float64[Tensor, "*grid"], Float64[Tensor, "*grid"], str], *, label: str, axis: str
 ) -> Figure:
     """Curves above their deviations from the mean, with the interval shaded in both."""
     grid, mean, truth, draws, outside = sample.grid, sample.mean, sample.truth, sample.draws, sample.outside
+    *edges, name = shade
     order = grid.points[:, 0].argsort(stable=True)
     x = grid.points[order, 0].numpy()
     figure = new_figure(WIDTH, 4.8)
@@ -369,7 +417,7 @@ def draw_planes(sample: Sample, sd: Float64[Tensor, "*grid"], *, spread: str, la
         for panel in row[len(maps) :]:
             panel.remove()
     if outside is not None:
-        x, y = grid.points[outside.flatten()].numpy().T
+        x, y = grid.points[outside.flatten()].numpy().T[list(_upright(grid))]
         panels[1, 0].plot(x, y, ".", color=VERMILION, markersize=3)
         panels[1, 0].set_title(f"|truth - mean|, outside at {int(outside.sum())} of {outside.numel()}", fontsize=10)
     return figure
@@ -392,13 +440,14 @@ def draw_map(axes: Axes, grid: Grid, *, values: NDArray[np.float64], colours: st
             )
         return axes.scatter(x, y, c=values, cmap=colours, norm=scaling, s=12, linewidths=0)
     edges: list[float] = []
-    for axis in grid.axes:
+    for axis in (grid.axes[number] for number in _upright(grid)):
         points = axis.coordinates
         half = 0.5 * float(points[1] - points[0] if axis.size > 1 else axis.length)
         edges += [float(points[0]) - half, float(points[-1]) + half]
     west, east, bottom, top = edges
     aspect = _aspect(east - west, top - bottom)
-    return axes.imshow(values.T, origin="lower", extent=(west, east, bottom, top), aspect=aspect, cmap=colours, norm=scaling)
+    values = values.transpose(_upright(grid)[::-1])
+    return axes.imshow(values, origin="lower", extent=(west, east, bottom, top), aspect=aspect, cmap=colours, norm=scaling)
 
 
 def _aspect(width: float, height: float) -> Literal["equal", "auto"]:
@@ -411,7 +460,8 @@ def _reliability(axes: Axes, comparison: Comparison) -> None:
     observed, spread = _mean_and_error(fractions)
     error = float(calibration_error(comparison).mean())
     axes.plot([0, 1], [0, 1], color=ink(), linewidth=0.9, linestyle=DASHED, label="calibrated")
-    axes.fill_between(LEVELS, observed - spread, observed + spread, color=SKY, alpha=0.35, linewidth=0, label="±2 s.e.")
+    low, high = np.clip((observed - spread, observed + spread), 0.0, 1.0)
+    axes.fill_between(LEVELS, low, high, color=SKY, alpha=0.35, linewidth=0, label="±2 s.e.")
     axes.plot(LEVELS, observed, color=BLUE, linewidth=1.5, marker="o", markersize=3, label="observed")
     axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="level of central interval", ylabel="fraction inside")
     axes.set_title(f"calibration error {error:.2g}", fontsize=10)
@@ -424,7 +474,7 @@ def _transform(axes: Axes, histogram: Float64[Tensor, "n c bins"]) -> None:
     bins = len(density)
     centres = (np.arange(bins) + 0.5) / bins
     axes.bar(centres, density, width=1 / bins, color=SKY, edgecolor=BLUE, linewidth=0.6)
-    axes.errorbar(centres, density, yerr=spread, fmt="none", ecolor=BLUE, elinewidth=1.0)
+    axes.errorbar(centres, density, yerr=(np.minimum(spread, density), spread), fmt="none", ecolor=BLUE, elinewidth=1.0)
     axes.axhline(1.0, color=ink(), linewidth=0.9, linestyle=DASHED)
     axes.set(xlim=(0, 1), ylim=(0, None), xlabel="probability integral transform", ylabel="density")
     axes.set_title("flat if calibrated", fontsize=10)

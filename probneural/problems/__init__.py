@@ -60,3 +60,5 @@ __all__ = [
     "dealias",
     "spectral_derivative",
 ]
+
+__dir__ = __all__.copy

@@ -44,3 +44,5 @@ __all__ = [
     "train",
     "write_config",
 ]
+
+__dir__ = __all__.copy

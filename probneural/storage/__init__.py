@@ -12,3 +12,5 @@ anything is built: types, names, the shapes of tensors, and that every tensor ha
 from probneural.storage.files import load, save
 
 __all__ = ["load", "save"]
+
+__dir__ = __all__.copy

@@ -26,3 +26,5 @@ __all__ = [
     "fit",
     "relative_l2",
 ]
+
+__dir__ = __all__.copy

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from torch import nn
 
 from probneural.checks import check_callable, check_path, validated
+from probneural.displays import html_table
 from probneural.training import atomic
 
 
@@ -41,6 +42,14 @@ class History:
     def epochs(self) -> int:
         """Number of epochs trained."""
         return len(self.train)
+
+    def _repr_html_(self) -> str:
+        """A table of losses, restored weights and seconds."""
+        losses = (("training loss", self.train), ("validation loss", self.validation))
+        rows = [(name, f"{part[0]:.4g} → {part[-1]:.4g}, least {min(part):.4g}") for name, part in losses if part]
+        restored = "last epoch" if self.restored is None else f"epoch {self.restored}"
+        rows += [("weights", restored), ("seconds", f"{sum(self.seconds):.1f}")]
+        return html_table("History", [("epochs", self.epochs), *rows])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from probneural.displays import html_table
+
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationCounts:
@@ -162,6 +164,16 @@ class LearningHistory:
         rows = self._cells()
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+
+    def _repr_html_(self) -> str:
+        """The same table."""
+        return html_table("Rounds", self._cells())
+
+    def summary(self) -> dict[str, object]:
+        """Return numbers of rounds, labels and failed simulations, and the error after the last round."""
+        failed = sum(entry.simulations.failed for entry in self.rounds)
+        last = (self.labels[-1], _number(self.errors[-1])) if self.rounds else (0, "-")
+        return {"rounds": len(self), "labels": last[0], "failed simulations": failed, "relative L2 error": last[1]}
 
     def _cells(self) -> list[list[str]]:
         """The heading, and a row for each round."""

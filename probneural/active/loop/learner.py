@@ -20,6 +20,7 @@ from probneural.active.simulation.store import ResultStore
 from probneural.active.simulation.worker_pools import SimulationOptions, WorkerPool
 from probneural.active.simulation.workers import Simulator
 from probneural.checks import check_integer, check_path
+from probneural.displays import html_table
 from probneural.distributions import Predictor
 from probneural.errors import ArgumentError, DataError, SimulationError, warn
 from probneural.fields import Field
@@ -408,6 +409,10 @@ class ActiveLearner:
             number, error = self._log.rounds[-1].number, self._log.rounds[-1].errors.mean
             bar.set_postfix(round=number, **({} if error is None else {"error": f"{error:.2e}"}))
         bar.refresh()
+
+    def _repr_html_(self) -> str:
+        """A table of rounds, labels, failures and the last error."""
+        return html_table("ActiveLearner", self.history.summary().items())
 
     def _settings(self) -> dict[str, Any]:
         """Everything that decides what the loop does, as JSON can hold it."""

@@ -30,6 +30,7 @@ from probneural.active.simulation.store import ResultStore
 from probneural.active.simulation.worker_pools import SimulationOptions
 from probneural.active.simulation.workers import Simulator
 from probneural.checks import check_callable, check_finite, check_instance, check_integer, check_path
+from probneural.displays import html_table, number_or_dash
 from probneural.distributions import Predictor
 from probneural.errors import ArgumentError, ShapeError
 from probneural.fields import Field
@@ -279,6 +280,11 @@ class Optimizer:
         for row, design in enumerate(designs):
             self._designs[self.store.key(inputs[row])] = design
         return inputs
+
+    def _repr_html_(self) -> str:
+        """A table of rounds, evaluations, failures, the last error and the best value."""
+        best = number_or_dash(lambda: self.evaluations.running_best[-1])
+        return html_table("Optimizer", {**self.history.summary(), "best value": best}.items())
 
 
 def _improvement_or_feasibility(model: OperatorModel, baseline: Tensor, **options: Any) -> AcquisitionFunction:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from probneural.arrays.plausibility import warn_of_fill_values
 from probneural.checks import check_count, check_device, check_finite, check_flag, check_instance, missing_attribute
 from probneural.contexts import Undisturbed, undisturbed
+from probneural.displays import html_table
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.forecasts.members import StepInputs, members_of
 from probneural.distributions.forecasts.trajectory import Trajectory
@@ -248,6 +249,30 @@ class Predictor(Undisturbed, ABC):
         """Channels and domain, and whether nobody calibrated it."""
         return self._description() if self.is_calibrated else f"{self._description()}, uncalibrated"
 
+    def _repr_html_(self) -> str:
+        """A table of channels, operator, calibration, noise and training data."""
+        rows = {
+            "predictor": self._description(),
+            "channels": f"{self.in_channels} → {self.out_channels}",
+            "operator": ", ".join(dict.fromkeys(self._operators)) or "none",
+            "calibrated": "yes" if self.is_calibrated else "no: uncalibrated",
+            "noise variance": ", ".join(f"{value:.3g}" for value in self.noise.tolist()),
+            "trained on": "unknown" if self.trained_on is None else str(self.trained_on),
+        }
+        return html_table(type(self).__name__, rows.items())
+
+    @property
+    def _parts(self) -> list[Predictor]:
+        """The predictors inside it."""
+        inner = getattr(self, "inner", None)
+        return [inner] if isinstance(inner, Predictor) else list(getattr(self, "predictors", ()))
+
+    @property
+    def _operators(self) -> list[str]:
+        """Class names of the operators inside it."""
+        operator = getattr(self, "operator", None)
+        return [type(operator).__name__] if operator is not None else [name for part in self._parts for name in part._operators]
+
     def _description(self) -> str:
         """Description of the predictor, without its calibration."""
         return f"{type(self).__name__}({self.in_channels} -> {self.out_channels} channels on {self.domain!r})"
@@ -314,10 +339,8 @@ class Predictor(Undisturbed, ABC):
         Rounding does not change it, so a seed gives the same draws with every library for linear algebra and on every device.
         Contents name a predictor whose training pairs are unknown.
         """
-        inner = getattr(self, "inner", None)
-        parts = [inner] if isinstance(inner, Predictor) else list(getattr(self, "predictors", ()))
-        if parts:
-            return f"{type(self).__name__}({', '.join(inner_part._key for inner_part in parts)})"
+        if self._parts:
+            return f"{type(self).__name__}({', '.join(part._key for part in self._parts)})"
         if self.trained_on is None or not len(self.trained_on.row_keys):
             return self._identity
         operator = getattr(self, "operator", None)
