@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from probneural.checks import check_instance
-from probneural.errors import GridError
 from probneural.fields import Field
 from probneural.plots import single
 
@@ -72,14 +71,14 @@ def _scatter(axes: Axes, x: Tensor, y: Tensor, *, is_feasible: Bool[Tensor, " n"
 def _draw_output(figure: Figure, axes: Axes, output: Field, *, channel: int) -> None:
     """One channel of one output: a curve or a map."""
     grid = output.grid.first
+    names = single.axis_names(None, grid, label="value")
     channel = single.checked_position(channel, output.channels, name="channel")
     values = output.values[0, channel].detach().cpu().double()[..., : grid.size]
     if grid.dimension == 1:
         order = grid.points[:, 0].argsort(stable=True)
         axes.plot(grid.points[order, 0], values[order], color=single.BLUE)
-        axes.set_xlabel("x")
+        axes.set_xlabel(names[0])
         return
-    if grid.dimension != 2:
-        raise GridError(expected="a grid of one or two dimensions", got=repr(grid), remedy="plot a plane of the output")
+    axes.set(xlabel=names[0], ylabel=names[1])
     image = single.draw_map(axes, grid, values=values.numpy(), colours=single.VALUE_MAP, scaling=single.limits([values]))
     figure.colorbar(image, ax=axes)
