@@ -7,10 +7,10 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field, replace
+from dataclasses import field, fields, replace
 from functools import reduce
 from itertools import takewhile
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, dataclass_transform
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, dataclass_transform, get_type_hints
 
 import numpy as np
 from pydantic import BeforeValidator, ConfigDict, Field, InstanceOf, TypeAdapter, ValidationError, field_validator
@@ -47,7 +47,8 @@ NO_OPERATOR = "none"
 
 def hints_of(kind: type[Any]) -> dict[str, Any]:
     """Annotations of a section's settings by name, without ranges."""
-    return {name: setting.annotation for name, setting in kind.__pydantic_fields__.items()}
+    hints = get_type_hints(kind)
+    return {setting.name: hints[setting.name] for setting in fields(kind)}
 
 
 def explanations(kind: type[Any]) -> dict[str, str]:
@@ -95,7 +96,7 @@ class Section:
         dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))(cls)
         del cls.__init__
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, /, **settings: Any) -> None:
         plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()}
         try:
             self.__pydantic_validator__.validate_python(plain, self_instance=self)

@@ -151,11 +151,13 @@ def test_settings_check_themselves() -> None:
         dataclasses.replace(Training(), batch_size=0)
     with pytest.raises(ArgumentError, match="known setting of training; got 'epoch'"):
         Config.from_dict({"training": {"epoch": 3}})
+    with pytest.raises(ArgumentError, match="known setting of Config; got 'self'"):
+        Config.from_dict({"self": {}})
     with pytest.raises(ArgumentError, match="known setting of training.optimization; got 'optim'; did you mean 'optimizer'"):
         Config.from_dict({"training": {"optimization": {"optim": 3}}})
     assert Config.from_dict({"training": {"optimization": {"accumulation": 2}}}).training.optimization.accumulation == 2
     with pytest.raises(dataclasses.FrozenInstanceError):
-        Config().data = Data()  # type: ignore[misc]
+        Config().data = Data()
 
 
 def test_differences_name_single_options() -> None:
