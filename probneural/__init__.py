@@ -26,7 +26,6 @@ from probneural import (
     operators,
     physics,
     problems,
-    runs,
     training,
 )
 from probneural.checks import missing
@@ -41,6 +40,7 @@ from probneural.trajectories import FieldTrajectories
 if TYPE_CHECKING:
     from probneural import active as active
     from probneural import plots as plots
+    from probneural import runs as runs
 
 __version__ = "0.1.0"
 
@@ -67,13 +67,12 @@ __all__ = [
     "operators",
     "physics",
     "problems",
-    "runs",
     "save",
     "training",
 ]
 
-_LAZY = ("active", "plots")
-"""Subpackages that need BoTorch or Matplotlib, imported when first used."""
+_LAZY = {"active": "plots", "plots": "plots", "runs": "cli"}
+"""Subpackages that need BoTorch, Matplotlib or pydantic, imported when first used, and the extras that have these."""
 
 
 def __getattr__(name: str) -> object:
@@ -82,7 +81,7 @@ def __getattr__(name: str) -> object:
         try:
             return importlib.import_module(f"probneural.{name}")
         except ModuleNotFoundError as error:
-            raise missing(f"pn.{name}", error, "plots") from error
+            raise missing(f"pn.{name}", error, _LAZY[name]) from error
     raise AttributeError(f"module 'probneural' has no attribute {name!r}")
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from probneural.command_line import main
+try:
+    from probneural.command_line import main
+except ImportError as error:  # the extra `cli` is not installed
+    sys.exit(f"probneural: {error}")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -617,6 +617,7 @@ def missing_attribute(instance: Any, name: str) -> Any:
 
 PACKAGES: dict[str, tuple[str, ...]] = {
     "arviz": ("arviz",),
+    "cli": ("h5netcdf", "h5py", "matplotlib", "numcodecs", "pydantic", "xarray", "zarr"),
     "data": ("h5netcdf", "h5py", "numcodecs", "xarray", "zarr"),
     "mesh": ("meshio",),
     "ode": ("torchdiffeq",),

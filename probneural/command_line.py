@@ -10,12 +10,13 @@ import tomllib
 import traceback
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from probneural import runs
 from probneural.errors import ArgumentError, ProbneuralError
-from probneural.runs.config import Config, convert, explanations, hints_of, is_section, paths_in
+from probneural.runs.config import Config, explanations, hints_of, paths_in
 from probneural.runs.folder import own_config
 from probneural.runs.toml import toml_value
 from probneural.training.schema import is_too_deep
@@ -118,7 +119,7 @@ def _add_section(parser: ArgumentParser, defaults: Any, section: str) -> None:
     texts = explanations(type(defaults))
     for name, hint in hints_of(type(defaults)).items():
         value, key = getattr(defaults, name), f"{section}.{name}"
-        if is_section(hint):
+        if is_dataclass(hint):
             _add_section(parser, value, key)
             continue
         origin = get_origin(hint)
@@ -176,17 +177,15 @@ def _changes(options: Namespace) -> dict[str, Any]:
 def _changed(config: Config, changes: Mapping[str, Any]) -> Config:
     """Settings with changes; a change that is no value of its setting ends the program as wrong usage."""
     values = config.to_dict()
-    sections: dict[str, Any] = {}
-    for section, hint in hints_of(Config).items():
-        change = changes.get(section, {})
+    for section, change in changes.items():
         if change.get("name", values[section].get("name")) != values[section].get("name"):
             values[section]["options"] = {}  # those of another class
-        try:
-            sections[section] = convert(_updated(values[section], change), hint, "--" if section == "data" else f"--{section}")
-        except ArgumentError as error:
-            sys.stderr.write(f"probneural: {error}\n")
-            sys.exit(_WRONG_USAGE)
-    return Config(**sections)
+    try:
+        return Config.from_dict(_updated(values, changes))
+    except ArgumentError as error:
+        setting = error.expected.removeprefix("data.")
+        sys.stderr.write(f"probneural: expected --{setting}; got {error.got}; {error.remedy}\n")
+        sys.exit(_WRONG_USAGE)
 
 
 def _updated(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

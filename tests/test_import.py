@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -41,6 +42,7 @@ def test_the_listing_sees_what_an_import_pulls(loaded: set[str]) -> None:
         "onnxruntime",
         "onnxscript",
         "pandas",
+        "pydantic",
         "pyro",
         "scipy",
         "sklearn",
@@ -55,17 +57,25 @@ def test_import_leaves_out(package: str, loaded: set[str]) -> None:
 
 
 def test_star_import_needs_no_extra() -> None:
-    assert not {"active", "plots"} & set(probneural.__all__)
-    assert {"active", "plots"} <= set(dir(probneural))
+    assert not {"active", "plots", "runs"} & set(probneural.__all__)
+    assert {"active", "plots", "runs"} <= set(dir(probneural))
 
 
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise ModuleNotFoundError(f"No module named {name}", name="matplotlib")
+@pytest.mark.parametrize(("name", "package", "hint"), [("plots", "matplotlib", "matplotlib"), ("runs", "pydantic", "h5netcdf")])
+def test_a_missing_extra_is_named(name: str, package: str, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: str) -> None:
+        raise ModuleNotFoundError(f"No module named {package}", name=package)
 
     monkeypatch.setattr("importlib.import_module", missing)
-    with pytest.raises(ImportError, match=r"pn.plots needs matplotlib: pip install matplotlib"):
-        probneural.__getattr__("plots")
+    with pytest.raises(ImportError, match=f"pn.{name} needs {package}: pip install {hint}"):
+        probneural.__getattr__(name)
+
+
+def test_the_program_without_its_extra_says_so_in_one_line() -> None:
+    code = "import runpy, sys; sys.modules['pydantic'] = None; runpy.run_module('probneural', run_name='__main__')"
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert finished.returncode == 1
+    assert re.fullmatch("probneural: pn.runs needs pydantic: pip install .* pydantic .*\n", finished.stderr)
 
 
 def imported_names(path: Path) -> Iterator[tuple[str, str]]:

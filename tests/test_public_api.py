@@ -74,7 +74,7 @@ def test_the_public_interface_is_as_written() -> None:
 
 
 def test_every_name_of_a_layer_exists_is_listed_and_is_documented() -> None:
-    lazy = {"probneural": ["active", "plots"]}
+    lazy = {"probneural": ["active", "plots", "runs"]}
     for module in (*layers(), probneural.physics.equations):
         assert len(set(module.__all__)) == len(module.__all__)
         assert dir(module) == sorted([*module.__all__, *lazy.get(module.__name__, [])])

@@ -1,209 +1,40 @@
-"""Configuration of a run: one tree of settings with defaults, each validated against its annotation."""
+"""Configuration of a run: one tree of settings with defaults, which pydantic validates against its annotations."""
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import math
 import os
 import re
-import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, is_dataclass, replace
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from dataclasses import field, fields, replace
+from functools import reduce
+from itertools import takewhile
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, dataclass_transform, get_type_hints
 
-from probneural.checks import check_instance, check_integer, check_real, described
+import numpy as np
+from pydantic import BeforeValidator, ConfigDict, Field, InstanceOf, TypeAdapter, ValidationError, field_validator
+from pydantic.dataclasses import dataclass
+from typing_extensions import TypeAliasType
+
+from probneural.checks import check_instance, nearest
 from probneural.errors import ArgumentError
 
-
-@dataclass(frozen=True)
-class Range:
-    """Range of a numeric setting.
-
-    Attributes:
-        least: The smallest, included.
-        most: The largest, included.
-        above: A bound that is excluded.
-        below: Likewise.
-    """
-
-    least: int | float = -math.inf
-    most: int | float = math.inf
-    above: int | float = -math.inf
-    below: int | float = math.inf
-
-
-def hints_of(kind: type[Any]) -> dict[str, Any]:
-    """Annotations of a dataclass's settings by name, ranges included: of the fields that are compared."""
-    hints = get_type_hints(kind, include_extras=True)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.compare}
-
-
-def is_section(hint: Any) -> bool:
-    """Whether an annotation is a dataclass, a section of settings."""
-    return isinstance(hint, type) and dataclasses.is_dataclass(hint)
-
-
-def joined(section: str, name: str) -> str:
-    """Name of a setting in messages; the section may be the whole tree, "", or "--" on a command line.
-
-    Examples:
-        >>> joined("training.optimization", "optimizer"), joined("", "training"), joined("--", "path")
-        ('training.optimization.optimizer', 'training', '--path')
-    """
-    return f"{section}.{name}" if section.strip("-") else f"{section}{name}"
-
-
-def explanations(kind: type[Any]) -> dict[str, str]:
-    """Descriptions of the fields of a dataclass from `Attributes:` of its docstring, one line each.
-
-    Examples:
-        >>> explanations(Range)["least"]
-        'The smallest, included.'
-    """
-    _, _, section = (inspect.getdoc(kind) or "").partition("Attributes:\n")
-    section = re.split(r"\n(?=\S)", section)[0]
-    parts = re.split(r"^    (\w+): ", section, flags=re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in zip(parts[1::2], parts[2::2], strict=True)}
-
-
-def convert(value: object, hint: Any, name: str) -> Any:
-    """Return a value in the type of an annotation: lists become tuples, tables the dataclasses that they stand for.
-
-    Args:
-        value: Plain Python: truth values, numbers, texts, lists, dictionaries.
-        hint: `bool`, `int`, `float`, `str`, a `Literal`, `tuple[..., ...]`, `dict[str, Any]`, a union of these, a dataclass,
-            or one of them with a `Range`.
-        name: Name of the value in messages.
-
-    Raises:
-        ArgumentError: If the value is of another type or out of range.
-
-    Examples:
-        >>> convert([1, 2.5], tuple[float, ...], "lengths")
-        (1.0, 2.5)
-        >>> convert("many", Annotated[int, Range(least=1)] | Literal["auto"], "epochs")
-        Traceback (most recent call last):
-        ...
-        probneural.errors.ArgumentError: expected epochs: an integer of at least 1, or 'auto'; got 'many'; change it
-    """
-    try:
-        return _converted(value, hint, name)
-    except _OtherTypeError:
-        got = repr(value) if isinstance(value, str | int | float | list | tuple) else described(value)
-        raise ArgumentError(expected=f"{name}: {_said(hint)}", got=got[:100], remedy="change it") from None
-
-
-class _OtherTypeError(Exception):
-    """A value does not fit an annotation."""
-
-
-def _converted(value: object, hint: Any, name: str) -> Any:
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return _in_range(_converted(value, inner[0], name), inner[1])
-    if origin in (Union, types.UnionType):
-        return _first(value, inner, name)
-    if origin is Literal:
-        return _require(value, any(type(value) is type(word) and value == word for word in inner))
-    if origin is tuple:
-        entries = _require(value, isinstance(value, list | tuple))
-        return tuple(_converted(entry, inner[0], name) for entry in entries)
-    if origin is dict:
-        entries = _require(value, isinstance(value, Mapping) and all(isinstance(key, str) for key in value))
-        return {key: plain(entry, f"{name}.{key}") for key, entry in entries.items()}
-    if is_section(hint):
-        return value if isinstance(value, hint) else _section(value, hint, name)
-    return _scalar(value, hint, name)
-
-
-def _section(value: object, kind: type[Any], name: str) -> Any:
-    """The dataclass of a table, with defaults for missing entries."""
-    hints = hints_of(kind)
-    entries: Mapping[str, object] = _require(value, isinstance(value, Mapping))
-    for key in entries:
-        if key not in hints:
-            raise ArgumentError(expected="known settings", got=joined(name, key), remedy="leave it out")
-    return kind(**{key: convert(entry, hints[key], joined(name, key)) for key, entry in entries.items()})
-
-
-def _scalar(value: object, hint: Any, name: str) -> Any:
-    try:
-        if hint is int:
-            return check_integer(value, name, least=-math.inf)
-        if hint is float:
-            return check_real(value, name)
-    except ArgumentError:
-        raise _OtherTypeError from None
-    return _require(value, type(value) is hint)
-
-
-def _first(value: object, hint: tuple[Any, ...], name: str) -> Any:
-    for alternative in hint:
-        try:
-            return _converted(value, alternative, name)
-        except _OtherTypeError:
-            continue
-    raise _OtherTypeError
-
-
-def _require(value: Any, fits: bool) -> Any:
-    if not fits:
-        raise _OtherTypeError
-    return value
-
-
-def _in_range(value: Any, allowed: Range) -> Any:
-    if isinstance(value, int | float):
-        _require(value, allowed.least <= value <= allowed.most and allowed.above < value < allowed.below)
-    return value
-
-
-def plain(value: object, name: str) -> Any:
-    """Return TOML-compatible values, with lists for tuples.
-
-    Raises:
-        ArgumentError: If it is anything else, or a number that is not finite.
-    """
-    if isinstance(value, bool | str):
-        return value
-    if isinstance(value, list | tuple):
-        return [plain(entry, name) for entry in value]
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {key: plain(entry, f"{name}.{key}") for key, entry in value.items()}
-    if isinstance(value, int) and -(2**63) <= value < 2**63:
-        return value
-    if isinstance(value, float):
-        return check_real(value, name)
-    raise ArgumentError(
-        expected=f"{name}: true, false, a number, a text, or a list or table of them", got=described(value), remedy="change it"
-    )
-
-
-def _said(hint: Any) -> str:
-    """An annotation in words."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        bounds = [
-            f"{word} {getattr(inner[1], key):g}"
-            for key, word in (("least", "at least"), ("most", "at most"), ("above", "above"), ("below", "below"))
-            if math.isfinite(getattr(inner[1], key))
-        ]
-        return f"{_said(inner[0])}{' of ' * bool(bounds)}{' and '.join(bounds)}"
-    if origin in (Union, types.UnionType):
-        return ", or ".join(_said(alternative) for alternative in inner)
-    if origin is Literal:
-        return f"one of {', '.join(map(repr, inner))}" if len(inner) > 1 else repr(inner[0])
-    if origin is tuple:
-        return f"a list, each entry {_said(inner[0])}"
-    words = {bool: "true or false", int: "an integer", float: "a finite number", str: "a text"}
-    return words.get(hint, "a table")
-
-
-Fraction = Annotated[float, Range(above=0.0, below=1.0)]
-Count = Annotated[int, Range(least=1)]
-Seed = Annotated[int, Range(least=0)]
-Positive = Annotated[float, Range(above=0.0)]
+T = TypeVar("T")
+List = Annotated[
+    tuple[T, ...], Field(strict=True), BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
+]
+Flag = Annotated[bool, Field(strict=True)]
+Natural = Annotated[int, Field(strict=True, ge=0)]
+Count = Annotated[int, Field(strict=True, ge=1)]
+NonNegative = Annotated[float, Field(strict=True, ge=0.0)]
+Positive = Annotated[float, Field(strict=True, gt=0.0)]
+Fraction = Annotated[float, Field(strict=True, gt=0.0, lt=1.0)]
+PartialFraction = Annotated[float, Field(strict=True, ge=0.0, lt=1.0)]
+Integer = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
+Finite = Annotated[InstanceOf[float], Field(gt=-math.inf, lt=math.inf)]
+Option = TypeAliasType("Option", "Integer | Finite | Flag | str | list[Option] | dict[str, Option]")
+"""A value of TOML; errors of its first alternative have a location without an identifier, which `invalid` expects."""
 Auto = Literal["auto"]
 """The value is derived from the data; a run's folder records it."""
 PATHS = ("path", "outputs_path", "test_path")
@@ -214,16 +45,65 @@ NO_OPERATOR = "none"
 """Name of the operator for heads without an operator."""
 
 
+def hints_of(kind: type[Any]) -> dict[str, Any]:
+    """Annotations of a section's settings by name, without ranges."""
+    hints = get_type_hints(kind)
+    return {setting.name: hints[setting.name] for setting in fields(kind)}
+
+
+def explanations(kind: type[Any]) -> dict[str, str]:
+    """Descriptions of the settings of a section from `Attributes:` of its docstring, one line each.
+
+    Examples:
+        >>> explanations(EarlyStopping)["restore_best"]
+        'Whether to restore the weights of the epoch with the smallest loss.'
+    """
+    _, _, section = (inspect.getdoc(kind) or "").partition("Attributes:\n")
+    section = re.split(r"\n(?=\S)", section)[0]
+    parts = re.split(r"^    (\w+): ", section, flags=re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def invalid(error: ValidationError, kind: type[Any]) -> tuple[list[str], dict[str, str]]:
+    """Keys of the first invalid setting of a section, and the parts of the message about it."""
+    problems = error.errors(include_url=False)
+    location = [str(key) for key in problems[0]["loc"]]
+    if problems[0]["type"] == "unexpected_keyword_argument":
+        *section, name = location
+        expected = f"a known setting of {'.'.join(section) or kind.__name__}"
+        known = vars(reduce(getattr, section, kind()))
+        return location, {"expected": expected, "got": repr(name), "remedy": nearest(name, known)}
+    keys = list(takewhile(str.isidentifier, location))  # an index or an alternative of a union may follow
+    messages = [problem["msg"] for problem in problems if problem["loc"][: len(keys)] == problems[0]["loc"][: len(keys)]]
+    reasons = " or ".join(dict.fromkeys(re.sub("^Input should be |^Value error, ", "", message) for message in messages))
+    expected = f"{'.'.join(keys)}: {reasons.replace('tuple', 'list')}"
+    return keys, {"expected": expected, "got": f"{problems[0]['input']!r:.100}", "remedy": "change it"}
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
 class Section:
-    """Base class of frozen dataclasses of settings."""
+    """Base class of settings: its subclasses are frozen dataclasses with arguments by name, which pydantic validates.
 
-    def __post_init__(self) -> None:
-        """Convert each setting to its annotation, or raise an ArgumentError."""
-        for name, hint in hints_of(type(self)).items():
-            object.__setattr__(self, name, convert(getattr(self, name), hint, name))
+    Raises:
+        ArgumentError: If a setting is unknown, of another type or out of range.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    __pydantic_validator__: ClassVar[Any]
+
+    def __init_subclass__(cls) -> None:
+        """Make the dataclass."""
+        dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))(cls)
+        del cls.__init__
+
+    def __init__(self, /, **settings: Any) -> None:
+        plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()}
+        try:
+            self.__pydantic_validator__.validate_python(plain, self_instance=self)
+        except ValidationError as error:
+            raise ArgumentError(**invalid(error, type(self))[1]) from None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Data(Section):
     """Data files and their layout.
 
@@ -253,14 +133,14 @@ class Data(Section):
     """
 
     path: str = ""
-    inputs: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
+    inputs: List[str] = ()
+    outputs: List[str] = ()
     outputs_path: str = ""
     test_path: str = ""
     axes: str = ""
     group: str = ""
-    periodic: tuple[bool, ...] = ()
-    lengths: tuple[Positive, ...] = ()
+    periodic: List[Flag] = ()
+    lengths: List[Positive] = ()
     sample: str = "auto"
     time: str = "auto"
     channel: str = "channel"
@@ -282,7 +162,6 @@ def with_paths(data: Data, change: Callable[[str], str]) -> Data:
     return replace(data, **changed)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Split(Section):
     """Split of the pairs: drawn once, recorded, and disjoint. The remaining pairs are for training.
 
@@ -301,14 +180,13 @@ class Split(Section):
     """
 
     by: Literal["random", "time", "blocks"] | Auto = "auto"
-    embargo: Annotated[int, Range(least=0)] = 0
+    embargo: Natural = 0
     test: Fraction = 0.2
     scaling: Fraction = 0.1
     conformal: Fraction = 0.1
-    seed: Seed = 0
+    seed: Natural = 0
 
 
-@dataclass(frozen=True, kw_only=True)
 class Operator(Section):
     """The operator.
 
@@ -320,11 +198,10 @@ class Operator(Section):
     """
 
     name: Literal["auto", "none", "FNO", "DeepONet", "PODDeepONet", "PointFNO"] = "auto"
-    options: dict[str, Any] = field(default_factory=dict)
-    seed: Seed = 0
+    options: dict[str, Option] = field(default_factory=dict)
+    seed: Natural = 0
 
 
-@dataclass(frozen=True, kw_only=True)
 class Optimization(Section):
     """Options of probneural.training.Optimization; "none" omits an option.
 
@@ -339,15 +216,14 @@ class Optimization(Section):
     """
 
     optimizer: Literal["muon", "adamw"] = "muon"
-    weight_decay: Annotated[float, Range(least=0.0)] = 0.0
+    weight_decay: NonNegative = 0.0
     schedule: Literal["cosine", "none"] = "cosine"
     gradient_clip: Positive | Absent = "none"
     accumulation: Count = 1
     precision: Literal["none", "bfloat16", "float16"] = "none"
-    full_precision_tail: Annotated[float, Range(least=0.0, below=1.0)] = 0.0
+    full_precision_tail: PartialFraction = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
 class EarlyStopping(Section):
     """Options of probneural.training.EarlyStopping.
 
@@ -357,10 +233,9 @@ class EarlyStopping(Section):
     """
 
     patience: Count | Absent = "none"
-    restore_best: bool = True
+    restore_best: Flag = True
 
 
-@dataclass(frozen=True, kw_only=True)
 class Training(Section):
     """Arguments of probneural.fit.
 
@@ -380,25 +255,21 @@ class Training(Section):
     epochs: Count | Auto = "auto"
     batch_size: Count = 20
     learning_rate: Positive | Auto = "auto"
-    validation: Annotated[float, Range(least=0.0, below=1.0)] = 0.1
-    seed: Seed = 0
+    validation: PartialFraction = 0.1
+    seed: Natural = 0
     device: str = "auto"
-    workers: Annotated[int, Range(least=0)] = 0
+    workers: Natural = 0
     optimization: Optimization = Optimization()
     early_stopping: EarlyStopping = EarlyStopping()
 
-    def __post_init__(self) -> None:
-        """Check the settings, and that early stopping has validation pairs."""
-        super().__post_init__()
-        if self.early_stopping.patience != "none" and self.validation == 0.0:
-            raise ArgumentError(
-                expected="validation above 0 with early stopping, which needs validation pairs",
-                got=f"validation = {self.validation:g}, early_stopping.patience = {self.early_stopping.patience}",
-                remedy='raise validation, or set patience = "none"',
-            )
+    @field_validator("early_stopping")
+    @classmethod
+    def _check_validation(cls, value: EarlyStopping, info: Any) -> EarlyStopping:
+        if value.patience != "none" and info.data.get("validation") == 0.0:
+            raise ValueError('validation above 0, which early stopping needs, or patience = "none"')
+        return value
 
 
-@dataclass(frozen=True, kw_only=True)
 class Head(Section):
     """The uncertainty head.
 
@@ -408,10 +279,9 @@ class Head(Section):
     """
 
     name: Literal["auto", "LastLayerLaplace", "Laplace", "DeepEnsemble", "KernelOperator"] = "auto"
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Option] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Calibration(Section):
     """Calibration on held-out pairs.
 
@@ -424,15 +294,14 @@ class Calibration(Section):
         modulation: Width of a band: "std" is proportional to the standard deviation, "constant" is uniform.
     """
 
-    scales: bool = True
-    separate: bool = True
-    noise: Annotated[float, Range(least=0.0)] = 0.0
+    scales: Flag = True
+    separate: Flag = True
+    noise: NonNegative = 0.0
     level: Fraction = 0.9
-    bands: bool = True
+    bands: Flag = True
     modulation: Literal["std", "constant"] = "std"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Scores(Section):
     """Scores on the test pairs.
 
@@ -443,7 +312,6 @@ class Scores(Section):
     whole: Count | Auto = "auto"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Config(Section):
     """Configuration of a run: data, split, operator, training, head, calibration and scores.
 
@@ -474,7 +342,8 @@ class Config(Section):
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Return plain values by section and name: lists for tuples, dictionaries for sections."""
-        return _plain(self)
+        values: dict[str, dict[str, Any]] = TypeAdapter(Config).dump_python(self, mode="json")
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Mapping[str, Any]]) -> Config:
@@ -483,8 +352,7 @@ class Config(Section):
         Raises:
             ArgumentError: If a value is invalid, or a setting is unknown.
         """
-        config: Config = convert(values, cls, "")
-        return config
+        return cls(**check_instance(values, Mapping, "values", remedy="give settings by section", error=ArgumentError))
 
     def differences(self, reference: Config) -> Iterator[str]:
         """Describe the settings in which another configuration differs, as `training.epochs = 50, not 20`.
@@ -494,26 +362,16 @@ class Config(Section):
             ['split.seed = 0, not 1']
         """
         check_instance(reference, Config, "reference", remedy="read it: runs.read_config(path)", error=ArgumentError)
-        ours, theirs = self.to_dict(), reference.to_dict()
-        for section, entries in ours.items():
-            for name, value in entries.items():
-                if value != theirs[section][name]:
-                    yield from _apart(f"{section}.{name}", value, theirs[section][name])
+        ours, theirs = (dict(_flat(config.to_dict())) for config in (self, reference))
+        for name in sorted(ours | theirs):
+            if ours.get(name) != theirs.get(name):
+                yield f"{name} = {ours.get(name, 'left out')!r}, not {theirs.get(name, 'left out')!r}"
 
 
-def _plain(section: Any) -> dict[str, Any]:
-    """The settings of a dataclass as plain values."""
-    values = {name: getattr(section, name) for name in hints_of(type(section))}
-    return {
-        name: _plain(value) if is_dataclass(value) else list(value) if isinstance(value, tuple) else value
-        for name, value in values.items()
-    }
-
-
-def _apart(name: str, first: Any, second: Any) -> Iterator[str]:
-    if isinstance(first, dict) and isinstance(second, dict):
-        for key in sorted({*first, *second}):
-            if first.get(key) != second.get(key):
-                yield from _apart(f"{name}.{key}", first.get(key, "left out"), second.get(key, "left out"))
-    else:
-        yield f"{name} = {first!r}, not {second!r}"
+def _flat(tables: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:
+    """Values of nested tables, by their names with those of the tables."""
+    for name, value in tables.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{section}{name}.")
+        else:
+            yield f"{section}{name}", value

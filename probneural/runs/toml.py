@@ -9,54 +9,42 @@ import os
 import re
 import textwrap
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from probneural.checks import check_instance, check_path, check_regular, check_text, nearest
+from pydantic import TypeAdapter, ValidationError
+
+from probneural.checks import check_instance, check_path, check_regular, check_text
 from probneural.errors import ArgumentError, ConfigurationError, FileError
-from probneural.runs.config import Config, convert, explanations, hints_of, is_section, joined, with_paths
+from probneural.runs.config import Config, explanations, invalid, with_paths
 from probneural.training import atomic, schema
 
 
 def place_in(text: str, name: str, keys: Sequence[str]) -> str:
-    """Line of a key in a file, or of the section that lacks it: ` in line 4 of run.toml`."""
-    for count in range(len(keys), 0, -1):
-        line = line_of(text, keys[:count])
-        if line is not None:
-            return f" in line {line} of {name}"
-    return f" in {name}"
+    r"""Line of the statement that first defines a key, or the innermost section around it: ` in line 4 of run.toml`.
 
-
-def line_of(text: str, keys: Iterable[str]) -> int | None:
-    r"""The number, from 1, of the line where a statement begins that first defines a key.
-
-    The text is cut after each line: statements end where what is above the cut is TOML.
+    The text is cut after each line: statements end where the part above the cut is TOML.
 
     Examples:
-        >>> line_of('[data]\ninputs = [\n  "a",\n]\nperiodic = [true]', ("data", "periodic"))
-        5
+        >>> place_in('[data]\ninputs = [\n  "a",\n]\nperiodic = [true]', "run.toml", ("data", "periodic"))
+        ' in line 5 of run.toml'
     """
-    lines = text.split("\n")
-    start = 0
+    lines, begin, defined, place = text.split("\n"), 1, 0, f" in {name}"
     for end in range(1, len(lines) + 1):
-        try:
-            values: Any = tomllib.loads("\n".join(lines[:end]))
-        except tomllib.TOMLDecodeError:
-            continue
-        if _at(values, keys) is not None:
-            return start + 1
-        start = end
-    return None
+        with contextlib.suppress(tomllib.TOMLDecodeError):
+            depth = _depth(tomllib.loads("\n".join(lines[:end])), keys)
+            if depth > defined:
+                defined, place = depth, f" in line {begin} of {name}"
+            begin = end + 1
+    return place
 
 
-def _at(tables: Any, keys: Iterable[str]) -> Any:
-    """The value under keys; None without one."""
-    for key in keys:
-        if not isinstance(tables, Mapping) or key not in tables:
-            return None
-        tables = tables[key]
-    return tables
+def _depth(tables: Any, keys: Sequence[str]) -> int:
+    """Number of the leading keys that tables define."""
+    if not keys or not isinstance(tables, Mapping) or keys[0] not in tables:
+        return 0
+    return 1 + _depth(tables[keys[0]], keys[1:])
 
 
 _WIDTH = 110
@@ -87,7 +75,7 @@ def write_config(config: Config, path: str | os.PathLike[str], *, notes: Mapping
 
 def text_of(config: Config, *, notes: Mapping[str, str] | None = None) -> str:
     """The text that [`write_config`][probneural.runs.write_config] writes."""
-    lines = [line for name in hints_of(Config) for line in _section_lines(getattr(config, name), name, notes or {})]
+    lines = [line for name, part in vars(config).items() for line in _section_lines(part, name, notes or {})]
     return "\n".join(lines[1:]) + "\n"
 
 
@@ -96,9 +84,9 @@ def _section_lines(part: Any, name: str, notes: Mapping[str, str]) -> list[str]:
     title = " ".join((type(part).__doc__ or "").partition("\n\n")[0].split())
     lines, below = ["", *_comment(title), f"[{name}]"], []
     descriptions = explanations(type(part))
-    for setting, hint in hints_of(type(part)).items():
-        inner, value = joined(name, setting), getattr(part, setting)
-        if is_section(hint):
+    for setting, value in vars(part).items():
+        inner = f"{name}.{setting}"
+        if dataclasses.is_dataclass(value):
             below += _section_lines(value, inner, notes)
         else:
             lines += [
@@ -168,41 +156,12 @@ def parsed_config(text: str, *, name: str, folder: Path | None = None) -> Config
         raise ConfigurationError(
             expected=f"TOML in {name}", got=str(error) or "too many brackets", remedy="see https://toml.io, or write it anew"
         ) from error
-    config: Config = _section(tables, Config, (), text=text, name=name)
+    try:
+        config: Config = TypeAdapter(Config).validate_python(tables)
+    except ValidationError as error:
+        keys, message = invalid(error, Config)
+        raise ConfigurationError(**message | {"got": message["got"] + place_in(text, name, keys)}) from error
     if folder is not None:
         data = with_paths(config.data, lambda path: os.path.abspath(folder / path))
         config = dataclasses.replace(config, data=data)
     return config
-
-
-def _section(entries: Mapping[str, Any], kind: type[Any], keys: tuple[str, ...], *, text: str, name: str) -> Any:
-    """The dataclass of a table; what is wrong in it is named with its line."""
-    hints, values = hints_of(kind), {}
-    what = f"setting of [{'.'.join(keys)}]" if keys else "section"
-    for key, value in entries.items():
-        inner = (*keys, key)
-        if key not in hints:
-            got = f"{key!r}{place_in(text, name, inner)}"
-            raise ConfigurationError(expected=f"a known {what}", got=got, remedy=nearest(key, hints))
-        if not is_section(hints[key]):
-            with _in_line(text, name, inner):
-                values[key] = convert(value, hints[key], ".".join(inner))
-            continue
-        if not isinstance(value, dict):
-            title = f"[{'.'.join(inner)}]"
-            got = f"{value!r:.80}{place_in(text, name, inner)}"
-            raise ConfigurationError(expected=f"a section {title}", got=got, remedy=f"write {title} on a line")
-        values[key] = _section(value, hints[key], inner, text=text, name=name)
-    with _in_line(text, name, keys):
-        return kind(**values)
-
-
-@contextlib.contextmanager
-def _in_line(text: str, name: str, keys: tuple[str, ...]) -> Iterator[None]:
-    """Errors of a setting, or of settings that do not fit together, become those of a file."""
-    try:
-        yield
-    except ArgumentError as error:
-        got = f"{error.got}{place_in(text, name, keys)}"
-        remedy = "change that line" if error.remedy == "change it" else error.remedy
-        raise ConfigurationError(expected=error.expected, got=got, remedy=remedy) from error
