@@ -215,13 +215,13 @@ class KeptRows:
     """The lazily formed matrices J R of samples, before functionals, updates and scales.
 
     Args:
-        tensors: One matrix per sample of the prediction, `(c * p, k)`, or None if it is not formed yet.
+        tensors: Matrices of samples of the prediction, `(c * p, k)`, by number, as far as they are formed.
         narrow_tensors: Square matrices with the same Gram matrix, for marginals of one sample.
-        numbers: Indices of these samples.
+        numbers: Numbers of these samples.
     """
 
-    tensors: list[Tensor | None]
-    narrow_tensors: list[Tensor | None]
+    tensors: dict[int, Tensor]
+    narrow_tensors: dict[int, Tensor]
     numbers: tuple[int, ...]
 
     @classmethod
@@ -229,7 +229,7 @@ class KeptRows:
         """Storage for rows of a number of samples, or None if it exceeds the memory budget."""
         if functions * rows * rank > _LARGEST_KEPT:
             return None
-        return cls([None] * functions, [None] * functions, tuple(range(functions)))
+        return cls({}, {}, tuple(range(functions)))
 
     def __getitem__(self, index: int | slice | Tensor) -> KeptRows:
         """Select samples; the cache is shared."""
@@ -239,24 +239,18 @@ class KeptRows:
     @property
     def are_formed(self) -> bool:
         """Whether all of these are there."""
-        return all(self.tensors[number] is not None for number in self.numbers)
+        return all(number in self.tensors for number in self.numbers)
 
     def form(self, make: Callable[[int], Tensor]) -> Sequence[Float[Tensor, "cp k"]]:
         """Return the matrices; missing ones are formed by `make(position)`."""
-        matrices = []
         for position, number in enumerate(self.numbers):
-            tensor = self.tensors[number]
-            if tensor is None:
-                tensor = self.tensors[number] = make(position)
-            matrices.append(tensor)
-        return matrices
+            if number not in self.tensors:
+                self.tensors[number] = make(position)
+        return [self.tensors[number] for number in self.numbers]
 
     def narrow(self, matrices: Sequence[Tensor]) -> Sequence[Float64[Tensor, "cp cp"]]:
         """Return the narrow matrices; missing ones are formed from the others."""
-        narrow = []
         for number, matrix in zip(self.numbers, matrices, strict=True):
-            tensor = self.narrow_tensors[number]
-            if tensor is None:
-                tensor = self.narrow_tensors[number] = narrowed(matrix)
-            narrow.append(tensor)
-        return narrow
+            if number not in self.narrow_tensors:
+                self.narrow_tensors[number] = narrowed(matrix)
+        return [self.narrow_tensors[number] for number in self.numbers]

@@ -254,12 +254,10 @@ def _structure(run: Run) -> list[list[Any]]:
 
 def _optimization(run: Run) -> dict[str, Any]:
     """Settings of the optimiser and states of schedule and scaler, JSON-serialisable."""
-    schedule = {name: value for name, value in run.schedule.state_dict().items() if _is_json(value)}
+    schedule = {
+        name: value for name, value in run.schedule.state_dict().items() if isinstance(value, (bool, int, float, str, list))
+    }
     return {"groups": run.optimizer.state_dict()["param_groups"], "schedule": schedule, "scaler": run.scaler.state_dict()}
-
-
-def _is_json(value: object) -> bool:
-    return isinstance(value, (bool, int, float, str, list))
 
 
 def _check_progress(

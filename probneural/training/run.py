@@ -104,7 +104,8 @@ class Objective(nn.Module):
 
     def _predicted(self, inputs: Field, grid: Grid, dtype: torch.dtype) -> Tensor:
         """The operator's outputs on a grid, in the data's precision."""
-        with self._autocast(inputs.device.type):
+        lower = contextlib.nullcontext() if self.precision is None else torch.autocast(inputs.device.type, self.precision)
+        with lower:
             predicted = evaluate(self.operator, inputs, None if grid == inputs.grid else grid)
         return predicted if self.precision is None else predicted.to(dtype)
 
@@ -113,9 +114,6 @@ class Objective(nn.Module):
             return relative_l2(predicted, target.values, grid=target.grid).mean()
         more = {"inputs": inputs} if takes_inputs(self.loss) else {}
         return _checked(self.loss(predicted, target.values, target.grid, **more))
-
-    def _autocast(self, device: str) -> contextlib.AbstractContextManager[object]:
-        return contextlib.nullcontext() if self.precision is None else torch.autocast(device, self.precision)
 
 
 def _checked(value: object) -> Tensor:

@@ -238,18 +238,13 @@ def _checked_data(train: object, *, has_loss: bool) -> list[Dataset]:
     sets = [check_dataset(part, least=least, may_be_unlabelled=has_loss).detached() for part in parts]
     channels = {data.outputs.channels for data in sets} - {0}
     for data in sets:
-        if not has_loss and channels and _are_zero(data):
+        if not has_loss and channels and isinstance(data, FieldPairs) and not bool(data.outputs.values.any()):
             warn(
                 "the outputs of the training data are zero: the operator learns to predict zero. For inputs without outputs, "
                 "use FieldPairs.unlabelled(inputs) with the loss of a residual",
                 DataWarning,
             )
     return sets
-
-
-def _are_zero(data: Dataset) -> bool:
-    """Whether the outputs of a data set in memory are all zero."""
-    return isinstance(data, FieldPairs) and not bool(data.outputs.values.any())
 
 
 def _split(sets: Sequence[Dataset], fraction: float, seed: int) -> tuple[list[Dataset], list[Dataset]]:
