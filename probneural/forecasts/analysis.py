@@ -27,7 +27,7 @@ from probneural.distributions.base import check_values
 from probneural.distributions.forecasts.members import Members, StepInputs, drawn_starts, members_of
 from probneural.errors import ArgumentError, GridError
 from probneural.fields import Field, check_field
-from probneural.forecasts.observations import Observation, ObservedNumbers, by_lead, observed_numbers, update
+from probneural.forecasts.observations import Observation, ObservedNumbers, numbers_by_lead, update
 from probneural.grids import Grid, check_grid
 from probneural.grids.grid import check_same_grid
 from probneural.randomness import check_seed, stream_seed
@@ -325,10 +325,7 @@ class EnsembleKalmanMethod(Settings, ABC):
         correlations = None if self.localisation is None else taper(start.grid, self.localisation)
         states = dict(enumerate(source.starts().split(source.channels, dim=2), start=1 - source.history))
         shape, device = (len(start), source.channels), states[0].device
-        numbers = {
-            lead: [observed_numbers(part, start.grid, shape=shape, taper=correlations).to(device) for part in simultaneous]
-            for lead, simultaneous in by_lead(observations, steps).items()
-        }
+        numbers = numbers_by_lead(observations, start.grid, shape=shape, steps=steps, taper=correlations, device=device)
         return self._run(source, states, numbers, steps=steps)
 
     def _run(

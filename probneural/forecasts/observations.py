@@ -78,50 +78,42 @@ class ObservedNumbers:
     noise: Float64[Tensor, "n c m"]
     taper: Float64[Tensor, "p p"] | None
 
-    def to(self, device: torch.device) -> ObservedNumbers:
-        """The same on a device."""
-        taper = None if self.taper is None else self.taper.to(device)
-        rows, values, noise = self.rows.to(device), self.values.to(device), self.noise.to(device)
-        return ObservedNumbers(rows=rows, values=values, noise=noise, taper=taper)
 
-
-def observed_numbers(observation: Observation, grid: Grid, *, shape: tuple[int, int], taper: Tensor | None) -> ObservedNumbers:
-    """Observed numbers, for states of n samples and c channels on a grid.
+def numbers_by_lead(
+    observations: Sequence[Observation],
+    grid: Grid,
+    *,
+    shape: tuple[int, int],
+    steps: float,
+    taper: Float64[Tensor, "p p"] | None,
+    device: torch.device,
+) -> dict[int, list[ObservedNumbers]]:
+    """Observed numbers by lead, in the order given, for states of n samples and c channels, `shape`, on a grid.
 
     Raises:
-        GridError: If the functional has another grid.
+        DataError: If an observation is none.
+        GridError: If a functional has another grid.
         ShapeError: If the number of samples or channels differs.
-        ArgumentError: If the noise does not fit the values.
+        ArgumentError: If there are none, one was made after the last lead, or noise does not fit the values.
     """
-    functional, values = check_functional(observation.functional, grid=grid), observation.values.cpu()
-    check_values(values, (*shape, functional.size), "values of an observation")
-    rows = functional.adjoint(torch.eye(functional.size, dtype=torch.float64, device="cpu")).flatten(1)
-    noise = noise_variance(observation.noise, tuple(values.shape), values)
-    return ObservedNumbers(rows=rows, values=values, noise=noise, taper=taper)
-
-
-def by_lead(observations: Sequence[Observation], steps: float) -> dict[int, list[Observation]]:
-    """Observations by lead, in the order given.
-
-    Raises:
-        DataError: If one is none.
-        ArgumentError: If there are none, or one was made after the last lead.
-    """
-    sequence = check_sequence(observations, "observations", remedy="give a list of pn.forecasts.Observation")
-    sorted_: dict[int, list[Observation]] = {}
-    for observation in sequence:
+    numbers: dict[int, list[ObservedNumbers]] = {}
+    taper = None if taper is None else taper.to(device)
+    for observation in check_sequence(observations, "observations", remedy="give a list of pn.forecasts.Observation"):
         remedy = "pn.forecasts.Observation(functional, values, lead=, noise=)"
         check_instance(observation, Observation, "an observation", remedy=remedy)
-        sorted_.setdefault(observation.lead, []).append(observation)
-    if not sequence:
-        raise ArgumentError(
-            expected="one observation or more", got="none", remedy="without any, roll out: predictor.rollout(start, steps=20)"
-        )
-    if max(sorted_) > steps:
-        raise ArgumentError(
-            expected=f"observations at leads 0 to {steps}", got=f"one at lead {max(sorted_)}", remedy="roll out further: steps="
-        )
-    return sorted_
+        functional, values = check_functional(observation.functional, grid=grid), observation.values.cpu()
+        check_values(values, (*shape, functional.size), "values of an observation")
+        rows = functional.adjoint(torch.eye(functional.size, dtype=torch.float64, device="cpu")).flatten(1)
+        noise = noise_variance(observation.noise, tuple(values.shape), values)
+        part = ObservedNumbers(rows=rows.to(device), values=values.to(device), noise=noise.to(device), taper=taper)
+        numbers.setdefault(observation.lead, []).append(part)
+    if not numbers:
+        remedy = "without any, roll out: predictor.rollout(start, steps=20)"
+        raise ArgumentError(expected="one observation or more", got="none", remedy=remedy)
+    if max(numbers) > steps:
+        expected, got = f"observations at leads 0 to {steps}", f"one at lead {max(numbers)}"
+        raise ArgumentError(expected=expected, got=got, remedy="roll out further: steps=")
+    return numbers
 
 
 def update(

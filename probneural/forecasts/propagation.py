@@ -171,13 +171,10 @@ class Stepper:
                 primal, pushed = forward_ad.unpack_dual(mean)
                 return torch.zeros_like(primal) if pushed is None else pushed.clone()
         except NotImplementedError:  # some of PyTorch's operations have no forward mode
-            with torch.enable_grad():
-                values = inputs.values.detach().requires_grad_()
-                mean = self.predict(Field(values, inputs.grid)).mean
-                cotangent = torch.zeros_like(mean, requires_grad=True)
-                (pulled,) = torch.autograd.grad(mean, values, cotangent, create_graph=True)
-                (pushed,) = torch.autograd.grad(pulled, cotangent, tangent)
-            return pushed
+            product = torch.autograd.functional.jvp(
+                lambda values: self.predict(Field(values, inputs.grid)).mean, inputs.values.detach(), tangent
+            )
+            return product[1]
 
 
 @dataclass(frozen=True, eq=False)

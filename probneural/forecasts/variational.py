@@ -20,7 +20,7 @@ from probneural.distributions.roots.sums import SideBySideRoot
 from probneural.errors import DataError
 from probneural.fields import Field
 from probneural.forecasts.analysis import Step, check_function
-from probneural.forecasts.observations import Observation, ObservedNumbers, by_lead, observed_numbers
+from probneural.forecasts.observations import Observation, ObservedNumbers, numbers_by_lead
 from probneural.linear_algebra.conjugate_gradients import line_search, solve_truncated
 
 _HALVINGS = 12
@@ -102,14 +102,11 @@ def four_d_var(
     check_instance(initial, GaussianField, "initial", remedy="give the Gaussian prior of the states at lead 0")
     iterations = check_integer(iterations, "iterations")
     tolerance = check_real(tolerance, "tolerance", above=0.0, below=1.0)
-    sorted_ = by_lead(observations, math.inf)
+
     with torch.no_grad():
         advance, channels = _advance(step, initial, inputs)
         shape, device = (len(initial), channels), initial.mean.device
-        numbers = {
-            lead: [observed_numbers(part, initial.grid, shape=shape, taper=None).to(device) for part in simultaneous]
-            for lead, simultaneous in sorted_.items()
-        }
+        numbers = numbers_by_lead(observations, initial.grid, shape=shape, steps=math.inf, taper=None, device=device)
     root = initial.root if initial.discrepancy is None else SideBySideRoot(initial.root, initial.discrepancy)
     return _Window(initial, root, advance, channels, numbers).minimised(iterations, tolerance)
 
