@@ -32,16 +32,16 @@ predictor = pn.calibration.VarianceScale().fit(predictor, scaling)
 
 new = pn.Field.from_numpy(start[FUNCTIONS:], grid=rod, dtype=torch.float32)  # inputs alone
 region = pn.functionals.region(rod, lower=0.2, upper=0.5).named("mean over 0.2 < x < 0.5")
-# Split conformal intervals: half-widths in standard deviations, from means of other fields
+# Split conformal: the level at which intervals of the posterior hold 90 % of other means
 held_out, forecast = predictor(conformal.inputs).apply(region), predictor(new).apply(region)
 errors = (region(conformal.outputs.values) - held_out.mean).abs() / held_out.std
 factor = errors.flatten().quantile(0.9 + 0.9 / len(conformal), interpolation="higher")
-level = torch.erf(factor / 2**0.5).item()  # of an interval of this half-width
+level = round(torch.erf(factor / 2**0.5).item(), 3)  # of this many standard deviations
 lower, upper = forecast.interval(level)
 for number in range(3):
     print(f"function {number}: {lower[number].item():.4f} to {upper[number].item():.4f}")
 
 truth = region(torch.from_numpy(later[FUNCTIONS:, None]))
 share = ((lower <= truth) & (truth <= upper)).double().mean().item()
-print(f"90 % intervals hold {100 * share:.1f} % of the {len(new)} means")
+print(f"{share:.1%} of {len(new)} means inside the conformal 90 % intervals, at level {level}")
 pn.plots.quantity(forecast[:16], truth[:16], level=level).savefig("your_own_arrays.png", dpi=120)
