@@ -6,9 +6,9 @@ FUNCTIONS, WIDTH, EPOCHS = 512, 32, 60
 
 burgers = pn.problems.Burgers(viscosity=0.01)
 train = burgers.sample(FUNCTIONS, resolution=128, seed=0)
-held_out = burgers.sample(200, resolution=128, seed=1)
+held_out = burgers.sample(400, resolution=128, seed=1)
 # On a finer grid
-test = burgers.sample(64, resolution=256, seed=2)
+test = burgers.sample(200, resolution=256, seed=2)
 
 operator = pn.operators.FNO(in_channels=1, out_channels=1, modes=(16,), width=WIDTH, seed=0)
 history = pn.fit(operator, train, epochs=EPOCHS, seed=0)
