@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -79,40 +80,31 @@ def test_stale_outputs_are_found(
     runs.check("it", runs.Output(printed="error  7", figures={"a.png": b""}, seconds=1.0))
 
 
-ROW = "    0      16     0.0577   0.187       0.0         5.3      7.3    0.3"
-COSTS = "cost in gradients of the loss:\n  H v: 5.8\n  G v: 3.2"
+ROUND = "  0  16  0.0577  0.187    0.0   5.3   7.3    0.3"  # a row of learn_an_operator, whose last columns are times
 
 
 @pytest.mark.parametrize(
-    ("name", "stored", "printed", "is_stale"),
+    ("stored", "printed", "is_stale"),
     [
-        ("it", "NLL -13.57  nat, 89% of 200", "NLL -13.43 nat, 87% of 200", False),
-        ("it", "error 1.4e-03\nR-hat nan", "error 1.2e-03\nR-hat nan", False),
-        ("it", "NLL -13.57", "NLL -15.65", True),
-        ("it", "coverage 0.863", "coverage 0.828", True),
-        ("it", "error 1.4e-03", "error 1.4e-02", True),
-        ("it", "R-hat nan", "R-hat 1.0", True),
-        ("it", "inside 0.9", "within 0.9", True),
-        ("it", "round 1\nround 2", "round 1", True),
-        ("learn_an_operator", ROW, ROW.replace("5.3      7.3    0.3", "1.2     10.1    1.2"), False),
-        ("learn_an_operator", ROW, ROW.replace("0.187", "0.287"), True),
-        ("curvature_of_an_operator", COSTS, COSTS.replace("5.8", "4.4"), False),
-        ("curvature_of_an_operator", COSTS, COSTS.replace("G v", "F v"), True),
+        ("NLL -13.57  nat, error 1.4e-03, R-hat nan", "NLL -13.43 nat, error 1.2e-03, R-hat nan", False),
+        ("NLL -13.57", "NLL -15.65", True),
+        ("coverage 0.863", "coverage 0.828", True),
+        ("R-hat nan", "R-hat 1.0", True),
+        ("round 1\nround 2", "round 1", True),
+        (ROUND, ROUND.replace("5.3   7.3", "1.2  10.1"), False),
+        (ROUND, ROUND.replace("0.187", "0.287"), True),
     ],
 )
-def test_stale_numbers_are_found(monkeypatch: pytest.MonkeyPatch, name: str, stored: str, printed: str, is_stale: bool) -> None:
+def test_stale_numbers_are_found(monkeypatch: pytest.MonkeyPatch, stored: str, printed: str, is_stale: bool) -> None:
     entry = {"program": runs.fingerprint(""), "printed": stored, "figures": [], "computer": runs.computer()}
-    monkeypatch.setattr(runs, "kept", lambda: {name: entry})
+    monkeypatch.setattr(runs, "kept", lambda: {"learn_an_operator": entry})
     monkeypatch.setattr(runs, "source", lambda name: "")
     output = runs.Output(printed=printed, figures={}, seconds=1.0)
-    if is_stale:
-        with pytest.raises(runs.StaleError, match=r"prints other (numbers|lines)"):
-            runs.check_numbers(name, output)
-    else:
-        runs.check_numbers(name, output)
-    entry["computer"] = "another"
+    with pytest.raises(runs.StaleError, match=r"prints other (numbers|lines)") if is_stale else nullcontext():
+        runs.check_numbers("learn_an_operator", output)
+    entry["computer"] = "another"  # where only the kinds of lines count
     if runs.outline(stored) == runs.outline(printed):
-        runs.check_numbers(name, output)
+        runs.check_numbers("learn_an_operator", output)
 
 
 @pytest.mark.parametrize("name", ["five_minutes", *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES)])
