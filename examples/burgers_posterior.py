@@ -6,21 +6,20 @@ FUNCTIONS, WIDTH, EPOCHS = 512, 32, 60
 
 burgers = pn.problems.Burgers(viscosity=0.01)
 train = burgers.sample(FUNCTIONS, resolution=128, seed=0)
-scaling, conformal = burgers.sample(200, resolution=128, seed=1).split(100, seed=0)
+held_out = burgers.sample(400, resolution=128, seed=1)
 # On a finer grid
-test = burgers.sample(64, resolution=256, seed=2)
+test = burgers.sample(200, resolution=256, seed=2)
 
 operator = pn.operators.FNO(in_channels=1, out_channels=1, modes=(16,), width=WIDTH, seed=0)
 history = pn.fit(operator, train, epochs=EPOCHS, seed=0)
 print(f"validation error {history.validation[-1]:.4f}")
 
 predictor = pn.heads.LastLayerLaplace().fit(operator, train)
-predictor = pn.calibration.VarianceScale().fit(predictor, scaling)
+predictor = pn.calibration.calibrate(predictor, held_out, level=0.9, seed=0)
 u = predictor(test.inputs)
 print(pn.metrics.score(u, test.outputs, noise=predictor.noise))
 
-band = pn.calibration.SimultaneousBand(level=0.9).fit(predictor, conformal)
-print(f"whole fields inside the 90 % band: {float(band.coverage(test)):.3f}")
+print(f"whole fields inside the 90 % band: {float(predictor.band.coverage(test)):.3f}")
 
 figure = pn.plots.field(u, test.outputs, index=0, noise=predictor.noise)
 figure.savefig("burgers_posterior.png", dpi=120)

@@ -42,8 +42,8 @@ def simulate(design):
 
 
 # The target is the output of a hidden design.
-generator = torch.Generator().manual_seed(0)
-hidden = torch.rand(1, 6, generator=generator, dtype=torch.double)
+torch.manual_seed(0)  # of the designs, and of BoTorch's search
+hidden = torch.rand(1, 6, dtype=torch.double)
 wanted = simulate(hidden).outputs
 target = observations(wanted.values).flatten()
 
@@ -54,7 +54,7 @@ def distance(numbers):
 
 
 # First some random designs. BoTorch maximises, so the objective is minus the distance.
-pairs = simulate(torch.rand(INITIAL, 6, generator=generator, dtype=torch.double))
+pairs = simulate(torch.rand(INITIAL, 6, dtype=torch.double))
 distances = distance(observations(pairs.outputs.values).flatten(1))
 print(f"best of {INITIAL} random designs: {float(distances.min()):.1e}")
 objective = GenericMCObjective(lambda numbers, X=None: -distance(numbers))

@@ -10,13 +10,14 @@ from matplotlib.figure import Figure
 
 import probneural as pn
 
-SEEDS, FUNCTIONS, MEASURED, TEST = 3, 60, (10, 30, 100), 100
+SEEDS, FUNCTIONS, MEASURED, HELD_OUT, TEST = 3, 60, (10, 30, 100), 100, 100
 
 burgers = pn.problems.Burgers(viscosity=0.1)
 errors = torch.zeros(SEEDS, len(MEASURED), 3)
 covered = torch.zeros(SEEDS, len(MEASURED), 3)
 for seed in range(SEEDS):
     pairs = burgers.sample(FUNCTIONS + MEASURED[-1] + TEST, resolution=64, seed=seed)
+    held_out = burgers.sample(HELD_OUT, resolution=64, seed=SEEDS + seed)
     train, test = pairs[:FUNCTIONS], pairs[-TEST:]
     probe = pn.functionals.sensors(test.outputs.grid, [[0.15], [0.5], [0.85]])
     predictor = pn.heads.KernelOperator().fit(None, train)
@@ -31,14 +32,12 @@ for seed in range(SEEDS):
         told = predictor.condition(seen.inputs, probe, values=values, noise=noise)
         whole = pn.heads.KernelOperator().fit(None, pairs[: FUNCTIONS + count])
         for place, one in enumerate((predictor, told, whole)):
-            u = one(test.inputs)
+            u = pn.calibration.calibrate(one, held_out, seed=seed)(test.inputs)
             errors[seed, number, place] = pn.metrics.relative_l2(
                 pn.Field(u.mean, u.grid), test.outputs
             ).mean()
             covered[seed, number, place] = (
-                ((test.outputs.values - u.mean).abs() <= 1.645 * u.standard_deviation)
-                .float()
-                .mean()
+                u.interval(0.9).contains(test.outputs.values).float().mean()
             )
 
 for name, scores in (("relative L2 error", errors), ("coverage of 90 % intervals", covered)):

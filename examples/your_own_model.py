@@ -13,8 +13,8 @@ heat = pn.problems.Heat(
     dimension=1, diffusivity=0.01, random_field=pn.problems.GaussianRandomField(1, 15)
 )
 train = heat.sample(200, resolution=64, seed=0)
-calibration = heat.sample(100, resolution=64, seed=1)
-test = heat.sample(50, resolution=64, seed=2)
+held_out = heat.sample(200, resolution=64, seed=1)
+test = heat.sample(100, resolution=64, seed=2)
 
 torch.manual_seed(0)
 model = nn.Sequential(
@@ -32,7 +32,7 @@ for _ in range(STEPS):  # any training loop
 
 # "4" is the last layer of nn.Sequential
 predictor = pn.heads.LastLayerLaplace(readout="4").fit(model, train)
-predictor = pn.calibration.VarianceScale().fit(predictor, calibration)
+predictor = pn.calibration.calibrate(predictor, held_out, seed=0)
 u = predictor(test.inputs)
 print(pn.metrics.score(u, test.outputs, noise=predictor.noise))
 pn.plots.field(u, test.outputs, noise=predictor.noise).savefig("your_own_model.png", dpi=120)

@@ -10,7 +10,7 @@ import torch
 
 import probneural as pn
 
-FUNCTIONS, CALIBRATION, TEST, WIDTH, EPOCHS = 400, 100, 100, 32, 60
+FUNCTIONS, HELD_OUT, TEST, WIDTH, EPOCHS = 400, 200, 100, 32, 60
 FEED, KILL, LENGTH = 0.04, 0.06, 1.0
 
 
@@ -44,7 +44,7 @@ gray_scott = pn.problems.MethodOfLines(
     integrator=pn.problems.TimeIntegrator(rtol=1e-6, atol=1e-8),
 )
 train = gray_scott.sample(FUNCTIONS, resolution=64, seed=0)
-calibration = gray_scott.sample(CALIBRATION, resolution=64, seed=1)
+held_out = gray_scott.sample(HELD_OUT, resolution=64, seed=1)
 test = gray_scott.sample(TEST, resolution=128, seed=2)  # the same distribution, on a finer grid
 
 # Error of the data in space: the difference between two resolutions.
@@ -56,7 +56,7 @@ print(f"{gray_scott.name}: largest difference between 64 and 128 points {differe
 operator = pn.operators.FNO(in_channels=2, out_channels=2, modes=(16,), width=WIDTH, seed=0)
 pn.fit(operator, train, epochs=EPOCHS, seed=0)
 predictor = pn.heads.LastLayerLaplace().fit(operator, train)
-predictor = pn.calibration.VarianceScale().fit(predictor, calibration)
+predictor = pn.calibration.calibrate(predictor, held_out, seed=0)
 u = predictor(test.inputs)
 print(pn.metrics.score(u, test.outputs, noise=predictor.noise))
 # The first chemical

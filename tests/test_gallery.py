@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -103,6 +104,39 @@ def test_the_server_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         refused = client.post("/predict", json=values.tolist())
         assert refused.status_code == 422
         assert message in refused.json()["detail"]
+
+
+ROUND = "  0  16  0.0577  0.187    0.0   5.3   7.3    0.3"  # a row of learn_an_operator, whose last columns are times
+
+
+@pytest.mark.parametrize(
+    ("stored", "printed", "is_stale"),
+    [
+        ("NLL -13.57  nat, error 1.4e-03, R-hat nan", "NLL -13.43 nat, error 1.2e-03, R-hat nan", False),
+        ("NLL -13.57", "NLL -15.65", True),
+        ("coverage 0.863", "coverage 0.828", True),
+        ("R-hat nan", "R-hat 1.0", True),
+        ("round 1\nround 2", "round 1", True),
+        (ROUND, ROUND.replace("5.3   7.3", "1.2  10.1"), False),
+        (ROUND, ROUND.replace("0.187", "0.287"), True),
+    ],
+)
+def test_stale_numbers_are_found(monkeypatch: pytest.MonkeyPatch, stored: str, printed: str, is_stale: bool) -> None:
+    entry = {"program": runs.fingerprint(""), "printed": stored, "figures": [], "computer": runs.computer()}
+    monkeypatch.setattr(runs, "kept", lambda: {"learn_an_operator": entry})
+    monkeypatch.setattr(runs, "source", lambda name: "")
+    output = runs.Output(printed=printed, figures={}, seconds=1.0)
+    with pytest.raises(runs.StaleError, match=r"prints other (numbers|lines)") if is_stale else nullcontext():
+        runs.check_numbers("learn_an_operator", output)
+    entry["computer"] = "another"  # where only the kinds of lines count
+    if runs.outline(stored) == runs.outline(printed):
+        runs.check_numbers("learn_an_operator", output)
+
+
+@pytest.mark.parametrize("name", ["five_minutes", *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES)])
+def test_kept_outputs_are_those_of_a_fresh_run(name: str) -> None:
+    """At full size, with the words of the stored output, and on the same kind of computer its numbers."""
+    runs.check_numbers(name, runs.run(runs.source(name), name))
 
 
 def test_pages_are_filled_from_results() -> None:

@@ -1,15 +1,18 @@
-"""Run the scripts of `examples/` at full size and store their output, or at small sizes and compare with the stored output.
+"""Run the scripts of `examples/` at full size and store their output, or run them and compare with the stored output.
 
 `python docs/hooks/example_runs.py [NAME ...]` runs scripts at full size and fills `docs/gallery/` (`make gallery`). The name
-`five_minutes` is the program of the README. `make test-all` runs the others at the sizes of `examples/small.toml`.
+`five_minutes` is the program of the README; `make test` compares its output with that of a fresh run. `make test-all` runs the
+others too, at full size and at the sizes of `examples/small.toml`.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import itertools
 import json
 import os
+import platform
 import re
 import resource
 import subprocess
@@ -17,6 +20,7 @@ import sys
 import tempfile
 import tomllib
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,12 @@ KEPT = ROOT / "docs" / "gallery"
 OUTPUTS = KEPT / "outputs.json"
 PROGRAM = "five_minutes"
 """The README's program; the others are files."""
+NUMBER = re.compile(r"[-+]?(?:\d[\d.,]*(?:e[-+]?\d+)?|nan|inf)\b", re.IGNORECASE)
+TIMINGS = {
+    "curvature_of_an_operator": r"(?m)^  [HG] v.*: [\d.]+$",
+    "learn_an_operator": r"(?m)(?: +\d+\.\d){4}$",  # the last four columns, in seconds
+}
+"""Regular expressions of measured times, by script; no other numbers are exempt from the comparison."""
 
 
 class StaleError(Exception):
@@ -131,8 +141,40 @@ def outline(printed: str) -> set[str]:
         >>> sorted(outline("error 0.5\nerror  1e-3\nTrue"))
         ['True', 'error #']
     """
-    number = r"[-+]?(?:\d[\d.,]*(?:e[-+]?\d+)?|nan|inf)\b"
-    return {" ".join(re.sub(number, "#", line, flags=re.IGNORECASE).split()) for line in printed.splitlines()}
+    return {" ".join(NUMBER.sub("#", line).split()) for line in printed.splitlines()}
+
+
+def differing_lines(stored: str, printed: str, *, exempt: str = r"(?!)") -> list[tuple[str, str]]:
+    """Pairs of lines whose words differ, or a number by more than 2 % and two units of its last printed digit.
+
+    Examples:
+        >>> differing_lines("NLL -13.57  nat", "NLL -13.43 nat")
+        []
+        >>> differing_lines("NLL -13.57  nat", "NLL -15.65 nat")
+        [('NLL -13.57  nat', 'NLL -15.65 nat')]
+    """
+    texts = (re.sub(exempt, "", text).splitlines() for text in (stored, printed))
+    return [pair for pair in itertools.zip_longest(*texts, fillvalue="") if not _agree(*pair)]
+
+
+def _agree(first: str, second: str) -> bool:
+    numbers = zip(NUMBER.findall(first), NUMBER.findall(second), strict=False)
+    return outline(first) == outline(second) and all(itertools.starmap(_are_close, numbers))
+
+
+def _are_close(first: str, second: str) -> bool:
+    values = [Decimal(number.replace(",", "")) for number in (first, second)]
+    if not all(value.is_finite() for value in values):
+        return first == second
+    unit = min(Decimal((0, (1,), value.as_tuple().exponent)) for value in values)
+    return abs(values[0] - values[1]) <= max(2 * unit, max(map(abs, values)) / 50)
+
+
+def computer() -> str:
+    """Architecture, vector instructions and PyTorch: where they are equal, runs print equal numbers."""
+    import torch
+
+    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
 
 
 def kept() -> dict[str, dict[str, Any]]:
@@ -170,6 +212,19 @@ def check(name: str, output: Output) -> None:
         raise StaleError(f"{name} draws {sorted(output.figures)}, and {entry['figures']} are kept; {remedy}")
 
 
+def check_numbers(name: str, output: Output) -> None:
+    """Compare the stored output of a script with its output at full size; on another kind of computer without numbers.
+
+    Raises:
+        StaleError: As for `check`, or if a number differs.
+    """
+    check(name, output)
+    entry = kept()[name]
+    difference = differing_lines(entry["printed"], output.printed, exempt=TIMINGS.get(name, r"(?!)"))
+    if difference and entry["computer"] == computer():
+        raise StaleError(f"{name} prints other numbers than those kept: {difference}; {_remedy(name)}")
+
+
 def keep(name: str) -> None:
     """Run a script at full size, and store its output and figures."""
     output = run(source(name), name)
@@ -178,6 +233,7 @@ def keep(name: str) -> None:
     entry = {
         "program": fingerprint(source(name)),
         "commit": _git("rev-parse", "--short=12", "HEAD"),
+        "computer": computer(),
         "seconds": round(output.seconds),
         "figures": sorted(output.figures),
         "printed": output.printed,

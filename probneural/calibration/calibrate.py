@@ -78,9 +78,10 @@ class CalibrationReport:
 def calibrate(predictor: Predictor, held_out: Dataset, *, level: float = 0.9, seed: int = 0) -> CalibratedPredictor:
     """Calibrate variances, fit a simultaneous band and a novelty test, in the recommended order.
 
-    Half of the held-out samples fit `VarianceScale`, then `ScaleMixture`. The other half fits `SimultaneousBand`, whose
-    guarantee needs samples that the scales have not used. If half is too few for the level, the band gets as many as it
-    needs. `Novelty` uses all samples: its scores read inputs and the head alone. Windows of one trajectory stay together.
+    Half of the held-out samples fit `VarianceScale`, then `ScaleMixture`, which may increase variances but does not reduce
+    them. The other half fits `SimultaneousBand`, whose guarantee needs samples that the scales have not used. If half is too
+    few for the level, the band gets as many as it needs. `Novelty` uses all samples: its scores read inputs and the head
+    alone. Windows of one trajectory stay together.
 
     A part with too few samples is left out, and the report states why. The guarantee of the band and of the p-values is for
     samples that are exchangeable with the held-out ones.
@@ -110,9 +111,10 @@ def calibrate(predictor: Predictor, held_out: Dataset, *, level: float = 0.9, se
             predictor.novelty(test.inputs)  # p-values (n,), small for unusual inputs
     """
     level, seed = check_real(level, "level", above=0.0, below=1.0), check_seed(seed)
-    inner = _without_scales(predictor)
-    check_new(inner, held_out, allow_training_data=False)
-    return _calibrated(inner, held_out, level=level, seed=seed)
+    while isinstance(predictor, CalibratedPredictor | ScaleMixturePredictor | ScaledPredictor):
+        predictor = predictor.inner
+    check_new(predictor, held_out, allow_training_data=False)
+    return _calibrated(predictor, held_out, level=level, seed=seed)
 
 
 def _calibrated(inner: Predictor, held_out: Dataset, *, level: float, seed: int) -> CalibratedPredictor:
@@ -123,7 +125,10 @@ def _calibrated(inner: Predictor, held_out: Dataset, *, level: float, seed: int)
     scaled: Predictor = VarianceScale().fit(inner, scaling)
     if _count(scaling) >= _LEAST_MIXED:
         sizes[MIXTURE] = len(scaling)
-        scaled = ScaleMixture(seed=seed).fit(scaled, scaling)
+        mixed = ScaleMixture(seed=seed).fit(scaled, scaling)
+        # s_k / min(1, sum over k of w_k s_k²)^1/2: simultaneous coverage must not cost pointwise coverage
+        scales = mixed.scales / min(1.0, mixed.variance_factor) ** 0.5
+        scaled = ScaleMixturePredictor(scaled, scales, weights=mixed.weights, calibrated_on=mixed.calibrated_on)
     else:
         left_out[MIXTURE] = f"needs {_LEAST_MIXED} independent samples, got {_count(scaling)}"
     if conformal is None:
@@ -157,12 +162,6 @@ def _calibrated(inner: Predictor, held_out: Dataset, *, level: float, seed: int)
         scores=None if detector is None else detector.calibration,
         groups=None if detector is None else detector.groups,
     )
-
-
-def _without_scales(predictor: Predictor) -> Predictor:
-    while isinstance(predictor, CalibratedPredictor | ScaleMixturePredictor | ScaledPredictor):
-        predictor = predictor.inner
-    return predictor
 
 
 def _count(pairs: Dataset) -> int:

@@ -17,6 +17,7 @@ from probneural.errors import CalibrationError
 from probneural.pairs import FieldPairs
 from tests.bad_input.world import halve
 from tests.calibration.synthetic import Members, Synthetic, pairs
+from tests.helpers import normal
 
 BURGERS = pn.problems.Burgers(viscosity=0.1, random_field=pn.problems.GaussianRandomField(1, 15))
 HEADS = ("last layer", "ensemble", "kernel operator")
@@ -73,19 +74,23 @@ def test_heads_are_calibrated_from_end_to_end(name: str) -> None:
         assert text in str(report)
 
 
-def test_the_parts_are_those_of_the_calibrators() -> None:
-    """Each part equals its own calibrator on the samples that the split gave it."""
+@pytest.mark.parametrize("outliers", [0.0, 0.5])
+def test_the_parts_are_those_of_the_calibrators(outliers: float) -> None:
+    """Each part equals its own calibrator on its samples; without outliers the scale mixture would reduce variances."""
     data = pairs(40)
+    heavy_tailed = normal(40, 1, 16, seed=7) / normal(40, 1, 16, seed=8).abs().clamp_min(0.05)
+    data = FieldPairs(data.inputs, replace(data.outputs, values=data.outputs.values + outliers * heavy_tailed))
     fitted = calibrate(Synthetic(), data, level=0.8, seed=1)
     order = pn.pairs.split_order(40, seed=1)
     scaling, conformal = (data[rows.sort().values] for rows in (order[:20], order[20:]))
-    scaled = ScaleMixture(seed=1).fit(VarianceScale().fit(Synthetic(), scaling), scaling)
-    band = SimultaneousBand(0.8).fit(scaled, conformal)
-    assert fitted.band.quantile == band.quantile
+    scaled = VarianceScale().fit(Synthetic(), scaling)
+    mixed = ScaleMixture(seed=1).fit(scaled, scaling)
+    assert (mixed.variance_factor > 1.0) == (outliers > 0)
+    expected = mixed(data.inputs) if outliers else scaled(data.inputs)
+    assert torch.allclose(fitted(data.inputs).variance, expected.variance, rtol=1e-12)
+    assert fitted.band.quantile == SimultaneousBand(0.8).fit(fitted.inner, conformal).quantile
     assert fitted.band.level == 0.8
-    u, expected = fitted(data.inputs), scaled(data.inputs)
-    assert torch.equal(u.variance, expected.variance)
-    scores = [pn.metrics.score_pairs(one, conformal, level=0.8) for one in (Synthetic(), scaled)]
+    scores = [pn.metrics.score_pairs(one, conformal, level=0.8) for one in (Synthetic(), fitted.inner)]
     assert fitted.report.coverage == pytest.approx([one.coverage for one in scores])
     assert fitted.report.simultaneous_coverage == pytest.approx([one.simultaneous_coverage for one in scores])
 
