@@ -99,7 +99,7 @@ def test_the_server_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         torch.testing.assert_close(torch.tensor(answer.json()[name]), field.float())
     for values, message in (
         (inputs.values[..., 1:], "expected values of shape"),
-        (inputs.values.expand(2, 3, 64), "expected inputs of 1 channels; got 3"),
+        (inputs.values.expand(2, 3, 64), "expected 1 channels of inputs; got 3"),
     ):
         refused = client.post("/predict", json=values.tolist())
         assert refused.status_code == 422

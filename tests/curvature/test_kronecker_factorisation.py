@@ -400,9 +400,9 @@ def test_bad_rows() -> None:
     layer = nn.Linear(2, 3, dtype=F64)
     layout = ParameterVector.of(layer)
     good = torch.ones(4, 9, dtype=F64)
-    with pytest.raises(ShapeError, match=r"rows \(r, 9\); got \(4, 8\)"):
+    with pytest.raises(ShapeError, match=r"rows of shape \(r, 9\); got \(4, 8\)"):
         kronecker(layout, layer, rows=lambda: [good[:, :8]])
-    with pytest.raises(ShapeError, match=r"rows \(r, 9\); got \(9,\)"):
+    with pytest.raises(ShapeError, match=r"rows of shape \(r, 9\); got \(9,\)"):
         kronecker(layout, layer, rows=lambda: good)
     with pytest.raises(DataError, match="finite gradients"):
         kronecker(layout, layer, rows=lambda: [good, good * torch.nan])
@@ -413,7 +413,7 @@ def test_bad_rows() -> None:
 @pytest.mark.bad_input
 def test_modules_that_do_not_fit() -> None:
     layout = ParameterVector.of(nn.Linear(2, 3))
-    for module, message in ((nn.Linear(3, 3), r"of shapes .*3, 2"), (nn.Sequential(nn.Linear(2, 3)), "among 0.weight")):
+    for module, message in ((nn.Linear(3, 3), r"of shapes .*3, 2"), (nn.Sequential(nn.Linear(2, 3)), "one of 0.weight")):
         with pytest.raises(ArgumentError, match=message):
             matrix_blocks(layout, module)
     for words in ("row", "row column column", "row pair column", "rows columns", "row ... column ...", "... row column pair"):

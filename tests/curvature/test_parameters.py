@@ -84,7 +84,7 @@ def test_subsets_in_the_modules_order(chosen: list[str], names: tuple[str, ...])
 def test_errors() -> None:
     module = Mixed()
     for name in ("firs", "first.", "nested.2", ""):
-        with pytest.raises(ArgumentError, match="parameters among"):
+        with pytest.raises(ArgumentError, match="one of"):
             ParameterVector.of(module, ["spectrum", name])
     with pytest.raises(ArgumentError, match="a module with parameters"):
         ParameterVector.of(nn.Tanh())
@@ -96,5 +96,5 @@ def test_errors() -> None:
     with pytest.raises(ArgumentError, match="a tensor for spectrum"):
         layout.flatten({"first": torch.zeros(2, 3)})
     for size in (11, 13):
-        with pytest.raises(ShapeError, match=r"a vector \(12,\)"):
+        with pytest.raises(ShapeError, match=r"a vector of shape \(12,\)"):
             layout.unflatten(torch.zeros(size))

@@ -62,7 +62,7 @@ def test_gradient_is_finite_where_the_error_vanishes() -> None:
 @pytest.mark.bad_input
 @pytest.mark.parametrize("shape", [(2, 1, 4), (1, 2, 4), (1, 1, 4), (2, 2, 5), (2, 2, 1)], ids=str)
 def test_nothing_is_broadcast(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ShapeError, match="shaped like the targets \\(2, 2, 4\\)"):
+    with pytest.raises(ShapeError, match="predictions of shape \\(2, 2, 4\\)"):
         relative_l2(torch.zeros(shape), torch.zeros(2, 2, 4), grid=Grid.uniform(4))
 
 
@@ -109,5 +109,5 @@ def test_losses_that_cannot_be_are_refused() -> None:
             WeightedSum(terms)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="equation"):
         Residual(3)  # type: ignore[arg-type]
-    with pytest.raises(ShapeError, match="shaped like the targets"):
+    with pytest.raises(ShapeError, match="predictions of shape"):
         RelativeL2()(torch.zeros(2, 1, 8), torch.zeros(1, 1, 8), Grid.uniform(8))

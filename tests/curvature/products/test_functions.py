@@ -188,7 +188,7 @@ def test_refuses_other_shapes(kind: str) -> None:
     case = tiny()
     function, vectors = applied(kind, case.problem), block(case, kind, 2)
     for wrong in (case.parameters[:-1], case.parameters[None]):
-        with pytest.raises(ShapeError, match=r"expected parameters \(6,\)"):
+        with pytest.raises(ShapeError, match=r"expected parameters of shape \(6,\)"):
             function(wrong, vectors)
     for wrong in (vectors[..., :-1], vectors[None], vectors[0, 0], vectors[:0]):
         with pytest.raises(ShapeError, match=r"or a block \(s, "):
@@ -202,7 +202,7 @@ def test_refuses_other_kinds_and_dtypes(kind: str) -> None:
     theta, vectors = case.parameters, block(case, kind, 2)
     other = torch.float32 if theta.dtype == torch.float64 else torch.float64
     for first, second in ((theta.to(other), vectors), (theta, vectors.to(other))):
-        with pytest.raises(DataError, match=f"of the problem's {theta.dtype}; got {other}"):
+        with pytest.raises(DataError, match=f"of {theta.dtype}; got {other}"):
             applied(kind, case.problem)(first, second)
 
 

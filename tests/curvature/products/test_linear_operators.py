@@ -187,7 +187,7 @@ def test_single_precision(kind: str) -> None:
 @pytest.mark.bad_input
 def test_errors() -> None:
     case = tiny()
-    with pytest.raises(ShapeError, match=r"parameters \(6,\)"):
+    with pytest.raises(ShapeError, match=r"parameters of shape \(6,\)"):
         GaussNewton(case.parameters[:5], case.problem)
     bare = replace(case.problem, targets=None)
     with pytest.raises(DataError, match="expected targets"):
