@@ -17,7 +17,6 @@ from jaxtyping import AbstractArray, jaxtyped
 from torch import Tensor, nn
 
 from probneural.checks import check_device, check_module, check_path
-from probneural.distributions.predictors.base import Predictor
 from probneural.errors import FileError, UnsupportedError
 from probneural.pairs.provenance import TrainingRecord, operator_record
 from probneural.registry import KINDS, Kind, kind_of
@@ -30,7 +29,7 @@ Plan: TypeAlias = Callable[[torch.device], Any]
 
 def load(
     path: str | os.PathLike[str], *, device: torch.device | str = "cpu", operator: nn.Module | Sequence[nn.Module] | None = None
-) -> nn.Module | Predictor:
+) -> Any:
     """Load a file of [`save`][probneural.storage.save].
 
     Predictions of a loaded and of the saved predictor are bit-equal on the same machine; draws are the same functions, and
@@ -59,8 +58,7 @@ def load(
         check_module(module, "operator")
     target = check_device(device)
     tensors, metadata = files.read(check_path(path, "path"))
-    loaded: nn.Module | Predictor = Reader(tensors, operator=operator).plan(metadata)(target)
-    return loaded
+    return Reader(tensors, operator=operator).plan(metadata)(target)
 
 
 class Reader:
@@ -79,16 +77,18 @@ class Reader:
         self._operator = operator
 
     def plan(self, metadata: dict[str, Any]) -> Plan:
-        """Validate the file, and return a function that builds the operator or predictor.
+        """Validate the file, and return a function that builds the saved object.
 
         Raises:
             FileError: If anything is not as the schema has it.
         """
         kind = metadata.get("kind")
-        if kind not in (kinds.FOREIGN, *(name for name, kind in KINDS.items() if issubclass(kind.cls, nn.Module | Predictor))):
+        if kind == "LearningHistory":
+            import probneural.active  # noqa: F401 (registers it; BoTorch takes long to import)
+        if kind not in (kinds.FOREIGN, *KINDS):
             shown = f"{kind}" if isinstance(kind, str | None) else type(kind).__name__
-            raise FileError(expected="an operator or a predictor", got=shown[:80], remedy="is this a fit's checkpoint?")
-        loaded = self._instance(metadata, nn.Module | Predictor, "")
+            raise FileError(expected="a file of pn.save", got=shown[:80], remedy="is this a fit's checkpoint?")
+        loaded = self._instance(metadata, object, "")
         if self._unused:
             schema.refuse("no tensors but those that it describes", sorted(self._unused)[:5], where="the file")
         return loaded
@@ -109,6 +109,8 @@ class Reader:
             return lambda device: tuple(plan(device) for plan in plans)
         if origin in (dict, Mapping):
             return self._mapping(described, inner[1], name)
+        if origin is Callable:
+            annotation = origin  # a class with a method `__call__`
         if isinstance(annotation, type) and issubclass(annotation, Tensor | AbstractArray):
             return self._tensor(described, annotation, name)
         if isinstance(described, dict) and isinstance(annotation, type):
@@ -227,8 +229,10 @@ _REAL = (torch.float32, torch.float64)
 _REMEDY = "save the operator, and fit the head or calibrator again"
 
 
-def save(thing: nn.Module | Predictor, path: str | os.PathLike[str]) -> None:
-    """Save an operator, a predictor or a function draw in one safetensors file, atomically.
+def save(thing: object, path: str | os.PathLike[str]) -> None:
+    """Save an operator or a result of fitting in one safetensors file, atomically.
+
+    Results are predictors, function draws, bands, novelty detectors, lead scales, histories, scores and runs.
 
     Of an operator of this library the file holds configuration and weights, of any other module its state dict; see
     [`load`][probneural.storage.load]. Where the path is a symbolic link, its target is written; an existing file keeps its
@@ -243,7 +247,7 @@ def save(thing: nn.Module | Predictor, path: str | os.PathLike[str]) -> None:
             files can be.
         FileError: If the folder cannot be written to, or the path is that of a folder, pipe, socket or device.
     """
-    if not isinstance(thing, nn.Module | Predictor):
+    if kind_of(thing) is None and not isinstance(thing, nn.Module):
         raise _unknown(thing)
     path = check_path(path, "path")
     tensors: dict[str, Tensor] = {}
@@ -329,9 +333,8 @@ def _state(operator: nn.Module) -> dict[str, Tensor]:
 
 
 def _unknown(thing: object) -> UnsupportedError:
-    predictors = sorted(name for name, kind in KINDS.items() if issubclass(kind.cls, Predictor))
     return UnsupportedError(
-        expected=f"an nn.Module or one of {', '.join(predictors)}, made of what files can hold",
+        expected="an nn.Module, or a fitted object of this library without functions or classes of your own",
         got=type(thing).__name__,
         remedy=_REMEDY,
     )

@@ -12,9 +12,11 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from torch import nn
 
 from probneural.checks import check_callable, check_path, validated
+from probneural.registry import stored
 from probneural.training import atomic
 
 
+@stored()
 @dataclass(frozen=True, kw_only=True)
 class History:
     """Losses by epoch.

@@ -182,6 +182,7 @@ class NoveltyMeasure:
         return self.fitted(describer(uncalibrated(predictor), inputs, asks_head=asks_head))
 
 
+@stored(on_cpu=("measure", "calibration", "groups"))
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class NoveltyDetector(Undisturbed):
     """Novelty test of inputs, from [`Novelty`][probneural.calibration.Novelty]; call it on inputs.
