@@ -200,7 +200,6 @@ class CorrectedPredictor(Calibrated):
         return f"steps={self.steps}, modes={self.modes}"
 
 
-
 def _sub_grid(grid: Grid, count: int) -> Int64[Tensor, " m"]:
     """Indices of at most `count` points: those of a sub-grid of a uniform grid, every so many points of another."""
     rows, remaining = torch.zeros(1, dtype=torch.int64), count

@@ -16,7 +16,7 @@ from probneural.registry import stored
 from probneural.runs.config import Config
 from probneural.runs.folder import RunFolder, check_record
 from probneural.runs.scoring import TestScores
-from probneural.runs.steps import CALIBRATION, SCORES, band_of, calibrated_in, read_history
+from probneural.runs.steps import CALIBRATION, SCORES, band_method, calibrated_in, read_history
 from probneural.storage import load
 from probneural.training import schema
 from probneural.training.callbacks import History
@@ -43,13 +43,12 @@ class Run:
 
     def __post_init__(self) -> None:
         """Validate the record."""
-        check_record(self.contents)
+        self.contents, self.config  # noqa: B018
 
     @cached_property
     def contents(self) -> dict[str, Any]:
         """The record, parsed."""
-        contents: dict[str, Any] = schema.parsed(self.record)
-        return contents
+        return check_record(schema.parsed(self.record))
 
     @cached_property
     def config(self) -> Config:
@@ -59,7 +58,8 @@ class Run:
     @property
     def band(self) -> Band | None:
         """The simultaneous band; None without one."""
-        return band_of(self.predictor, self.quantile, config=self.config)
+        method = band_method(self.config)
+        return None if self.quantile is None else Band(self.predictor, quantile=self.quantile, method=method)
 
 
 def read_run(path: str | os.PathLike[str]) -> Run:

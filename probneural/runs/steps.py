@@ -234,7 +234,7 @@ def calibrate_in(run: RunFolder, progress: Progress) -> Calibrated:
     elif settings.bands:
         pairs = run.subset("conformal")
         progress.say(f"fitting bands of whole functions on {len(pairs)} pairs")
-        method = _method(run.config)
+        method = band_method(run.config)
         band = method.fit(predictor, pairs)
         record["band"] = {"quantile": band.quantile, "level": method.level, "pairs": len(pairs)}
     save(predictor, run.file(PREDICTOR))
@@ -273,12 +273,8 @@ def calibrated_in(run: RunFolder) -> Calibrated:
     record = run.read(CALIBRATION)
     predictor = _predictor(run, PREDICTOR)
     band = record.get("band")
-    return Calibrated(predictor, band_of(predictor, None if band is None else band["quantile"], config=run.config))
-
-
-def band_of(predictor: Predictor, quantile: float | None, *, config: Config) -> Band | None:
-    """The simultaneous band of a run; None without a quantile."""
-    return None if quantile is None else Band(predictor, quantile=quantile, method=_method(config))
+    method = band_method(run.config)
+    return Calibrated(predictor, None if band is None else Band(predictor, quantile=band["quantile"], method=method))
 
 
 def read_history(run: RunFolder) -> History:
@@ -293,7 +289,8 @@ def read_history(run: RunFolder) -> History:
     return History(train=train, validation=validation, seconds=seconds, restored=record.get("restored"))
 
 
-def _method(config: Config) -> SimultaneousBand:
+def band_method(config: Config) -> SimultaneousBand:
+    """The settings of a run's band."""
     return SimultaneousBand(config.calibration.level, modulation=config.calibration.modulation)
 
 

@@ -5,6 +5,7 @@ A file is read without running anything of it: constructors are called after all
 
 from __future__ import annotations
 
+import importlib
 import os
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -84,10 +85,9 @@ class Reader:
         """
         kind = metadata.get("kind")
         if kind == "LearningHistory":
-            import probneural.active  # noqa: F401 (registers it; BoTorch takes long to import)
+            importlib.import_module("probneural.active.loop.history")  # with BoTorch, which takes long to import
         if kind not in (kinds.FOREIGN, *KINDS):
-            shown = f"{kind}" if isinstance(kind, str | None) else type(kind).__name__
-            raise FileError(expected="a file of pn.save", got=shown[:80], remedy="is this a fit's checkpoint?")
+            raise FileError(expected="a file of pn.save", got=str(kind)[:80], remedy="is this a fit's checkpoint?")
         loaded = self._instance(metadata, object, "")
         if self._unused:
             schema.refuse("no tensors but those that it describes", sorted(self._unused)[:5], where="the file")
@@ -108,7 +108,10 @@ class Reader:
             plans = [self._value(entry, kind, f"{name}.{number}") for number, (entry, kind) in parts]
             return lambda device: tuple(plan(device) for plan in plans)
         if origin in (dict, Mapping):
-            return self._mapping(described, inner[1], name)
+            outer = schema.instance(described, dict, where=name)
+            schema.check_names(outer, ["mapping"], where=f"a mapping as {name}")
+            items = self._all(schema.instance(outer["mapping"], dict, where=name), lambda _: inner[1], f"{name}.")
+            return lambda device: {key: plan(device) for key, plan in items.items()}
         if origin is Callable:
             annotation = origin  # a class with a method `__call__`
         if isinstance(annotation, type) and issubclass(annotation, Tensor | AbstractArray):
@@ -128,12 +131,6 @@ class Reader:
             except FileError as error:
                 last, self._unused, self._claims = error, dict(unused), list(claims)
         raise last
-
-    def _mapping(self, described: Any, annotation: Any, name: str) -> Plan:
-        outer = schema.instance(described, dict, where=name)
-        schema.check_names(outer, ["mapping"], where=f"a mapping as {name}")
-        plans = self._all(schema.instance(outer["mapping"], dict, where=name), lambda _: annotation, f"{name}.")
-        return lambda device: {key: plan(device) for key, plan in plans.items()}
 
     def _all(self, described: Mapping[str, Any], annotation_of: Callable[[str], Any], prefix: str) -> dict[str, Plan]:
         return {key: self._value(value, annotation_of(key), f"{prefix}{key}") for key, value in described.items()}

@@ -22,7 +22,7 @@ from probneural.calibration.predictions import check_pairs, group_numbers, group
 from probneural.contexts import Undisturbed, without_gradients
 from probneural.distributions.predictors.base import Predictor
 from probneural.distributions.predictors.mixture import MixturePredictor
-from probneural.errors import ArgumentError, CalibrationError, DataWarning, warn
+from probneural.errors import ArgumentError, CalibrationError, DataError, DataWarning, warn
 from probneural.fields import Field, check_field
 from probneural.grids import Grid
 from probneural.pairs import Dataset, batches, check_dataset, evenly_spread_rows
@@ -198,6 +198,14 @@ class NoveltyDetector(Undisturbed):
     measure: NoveltyMeasure
     calibration: Mapping[str, Float64[Tensor, " n"]]
     groups: Int64[Tensor, " n"]
+
+    def __post_init__(self) -> None:
+        """Raise a DataError unless all scores are present, and groups numbered from 0."""
+        names, numbers = {*self.measure.fitted.names}, self.groups.unique()
+        differences = ({*self.calibration} ^ {*names, COMBINED}) | ({*self.measure.standards} ^ names)
+        if differences or not torch.equal(numbers, torch.arange(len(numbers))):
+            got = ", ".join(differences) or f"groups {numbers.tolist()[:5]}"
+            raise DataError(expected="calibration of all scores, in groups numbered from 0", got=got, remedy="fit again")
 
     @property
     def names(self) -> tuple[str, ...]:

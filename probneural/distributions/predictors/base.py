@@ -189,9 +189,7 @@ class Predictor(Undisturbed, ABC):
         return prediction
 
     @torch.no_grad()
-    def predict(
-        self, values: Tensor | NDArray[Any], *, grid: Grid | None = None, query: Grid | None = None
-    ) -> tuple[Any, Any]:
+    def predict(self, values: Tensor | NDArray[Any], *, grid: Grid | None = None, query: Grid | None = None) -> tuple[Any, Any]:
         """Return means and standard deviations as arrays; predictions are made in chunks.
 
         Args:
@@ -214,18 +212,17 @@ class Predictor(Undisturbed, ABC):
             raise GridError(expected="grid=, the points of the inputs", got="None", remedy="pass a Grid")
         axes = self.domain.dimension if grid is None else len(check_grid(grid).shape)
         if values.ndim != 2 + axes:
-            expected, remedy = f"values (n, c, *grid) with {axes} axes of a grid", "channels come second; use values[None, None]"
-            raise ShapeError(expected=expected, got=str(tuple(values.shape)), remedy=remedy)
+            expected, got = f"values (n, c, *grid) with {axes} axes of a grid", str(tuple(values.shape))
+            raise ShapeError(expected=expected, got=got, remedy="channels come second; use values[None, None]")
         grid = self.domain.resized(tuple(values.shape[2:])) if grid is None else grid
         largest = max(self.in_channels * grid.size, self.out_channels * (grid if query is None else check_grid(query)).size)
-        step, means, deviations = max(1, _VALUES // largest), [], []
+        step, parts = max(1, _VALUES // largest), []
         for start in range(0, max(1, len(values)), step):
             rows = slice(start, start + step)
             part = real_tensor(values[rows], "values", dtype=self.dtype)
             u = self(Field(part, grid.select(rows)), None if query is None else query.select(rows))
-            means.append(u.mean.to(part.device))
-            deviations.append(u.variance.sqrt().to(means[-1]))
-        mean, deviation = torch.cat(means), torch.cat(deviations)
+            parts.append(torch.stack([u.mean, u.variance.sqrt().to(u.mean)]).to(part.device))
+        mean, deviation = torch.cat(parts, 1)
         return (mean, deviation) if isinstance(values, Tensor) else (mean.numpy(), deviation.numpy())
 
     def _checked(self, inputs: Field, query: Grid | None) -> Field:
