@@ -395,7 +395,6 @@ def test_histories_are_equal(tmp_path: Path) -> None:
 # What cannot be
 
 
-
 @pytest.mark.bad_input
 def test_devices_that_are_not_here(tmp_path: Path) -> None:
     save(made("FNO"), tmp_path / "operator")
