@@ -765,7 +765,7 @@ class BandCoverage(NamedTuple):
     horizon: float
 
 
-@stored(on_cpu=("times",))
+@stored(on_cpu=("method", "times"))
 @dataclass(frozen=True, eq=False, repr=False)
 class TrajectoryBand:
     """A calibrated band, from [`HorizonBand`][probneural.calibration.HorizonBand]; call it on forecasts of the same predictor.

@@ -201,10 +201,10 @@ class NoveltyDetector(Undisturbed):
 
     def __post_init__(self) -> None:
         """Raise a DataError unless all scores are present, and groups numbered from 0."""
-        names, numbers = {*self.measure.fitted.names}, self.groups.unique()
+        names, numbers = {*self.measure.fitted.names}, self.groups.unique().tolist()
         differences = ({*self.calibration} ^ {*names, COMBINED}) | ({*self.measure.standards} ^ names)
-        if differences or not torch.equal(numbers, torch.arange(len(numbers))):
-            got = ", ".join(differences) or f"groups {numbers.tolist()[:5]}"
+        if differences or numbers != list(range(len(numbers))):
+            got = ", ".join(sorted(differences)) or f"groups {numbers[:5]}"
             raise DataError(expected="calibration of all scores, in groups numbered from 0", got=got, remedy="fit again")
 
     @property
