@@ -2,7 +2,7 @@
 
 The path through the library: a problem or your own arrays give `FieldPairs`; `fit` trains an operator; a head turns it into a
 `Predictor`; calibrators keep it honest; its predictions are `FieldDistribution`s to score, draw from, constrain, condition
-and optimise. `save` and `load` keep operators and predictors, `export` writes them for programs without this library.
+and optimise. `save` and `load` keep operators and fitted objects, `export` writes them for programs without this library.
 """
 
 from __future__ import annotations

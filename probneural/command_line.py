@@ -92,7 +92,7 @@ def _parser() -> ArgumentParser:
             command.add_argument("--overwrite", action="store_true", help="Replace an existing file.")
             _add_settings(command, ("data", "operator", "head"))
         elif name == "predict":
-            command.add_argument("folder", help="Folder of a calibrated run.")
+            command.add_argument("folder", help="Folder of a calibrated run, or a file of its results.")
             command.add_argument("inputs", help="A file with the input variables of the run, or a pattern.")
             command.add_argument("output", help="The file to write, .nc, .zarr, .npz, .csv or {}.vtu; replaced.")
         elif name == "info":

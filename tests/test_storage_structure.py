@@ -13,7 +13,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,6 @@ from probneural.errors import (
     ReadoutError,
     UnsupportedError,
 )
-from probneural.fields import Field
 from probneural.functionals import integral
 from probneural.grids import Grid
 from probneural.heads import KernelOperator
@@ -45,11 +44,12 @@ from probneural.operators import (
     PODDeepONet,
     Rollout,
 )
-from probneural.registry import KINDS
+from probneural.registry import KINDS, kind_of
 from probneural.storage import load, save
 from probneural.storage.kinds import parameters
 from probneural.training import files
 from tests import file_mutations as change
+from tests import fitted_objects
 from tests.heads import cases
 from tests.helpers import held_out
 
@@ -126,6 +126,7 @@ THINGS: dict[str, Any] = {
     "kernel draw": lambda: _kernel().draw(5),
     "conditioned": _conditioned,
     "variational": _variational,
+    **{name: partial(fitted_objects.fitted, name) for name in fitted_objects.KINDS},
 }
 
 
@@ -209,21 +210,22 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _used(loaded: Any, inputs: Field) -> None:
-    """Predict, and draw."""
-    if isinstance(loaded, Predictor):
-        assert loaded(inputs).variance.shape[0] == len(inputs)
-        assert loaded.draw(0)(inputs.values, grid=inputs.grid).shape[0] == len(inputs)
+def _use(name: str, thing: Any) -> Callable[[Any], object]:
+    """A use of what may be loaded in place of a thing: predict and draw, or what its kind computes."""
+    inputs = cases.fields(thing.domain, 2, thing.in_channels, seed=9).to(thing.dtype) if isinstance(thing, Predictor) else None
+
+    def used(loaded: Any) -> None:
+        if isinstance(loaded, Predictor) and inputs is not None:
+            assert loaded(inputs).variance.shape[0] == len(inputs)
+            assert loaded.draw(0)(inputs.values, grid=inputs.grid).shape[0] == len(inputs)
+        # A changed file may ask for any number of corrections.
+        if name in {*fitted_objects.KINDS} - {"of a corrected predictor"} and type(loaded) is type(thing):
+            fitted_objects.arrays(name, loaded)
+
+    return used
 
 
-def _inputs(thing: Any) -> Field | None:
-    """Inputs of a predictor on the grid of its training inputs."""
-    if not isinstance(thing, Predictor):
-        return None
-    return cases.fields(thing.domain, 2, thing.in_channels, seed=9).to(thing.dtype)
-
-
-def outcome(path: Path, content: Any, given: nn.Module | None, inputs: Field | None = None) -> str:
+def outcome(path: Path, content: Any, given: nn.Module | None, use: Callable[[Any], object] | None = None) -> str:
     """What became of a file: "refused", "as it says", or how it broke the promise."""
     size = path.stat().st_size
     peak = Peak()
@@ -240,16 +242,16 @@ def outcome(path: Path, content: Any, given: nn.Module | None, inputs: Field | N
             return f"raw {type(error).__name__}"
         verdict = "refused"  # file and module do not fit, and either may be wrong
     else:
-        if not isinstance(loaded, nn.Module | Predictor):
+        if not isinstance(loaded, nn.Module) and kind_of(loaded) is None:
             return f"a {type(loaded).__name__}"
         verdict = (
             "as it says" if agrees(_without_class(says(loaded, path.parent)), _without_class(content)) else "another thing"
         )
-        if inputs is not None:
+        if use is not None:
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", DataWarning)  # of a mask that a changed record names
-                    _used(loaded, inputs)
+                    use(loaded)
             except ProbneuralError:  # of values that are not finite, or of another domain
                 pass
             except Exception as error:  # noqa: BLE001
@@ -272,7 +274,7 @@ def run(corpus: dict[str, change.Opened], folder: Path, *, each: int, seed: int)
     for name, found in corpus.items():
         draw = random.Random(zlib.crc32(f"{name} {seed}".encode()))
         change.write(folder / "file", found, found.content)
-        inputs = _inputs(load(folder / "file", operator=GIVEN.get(name)))
+        use = _use(name, load(folder / "file", operator=GIVEN.get(name)))
         for number in range(each):
             if number % 2:
                 what, damaged = change.damaged(found, draw)
@@ -281,7 +283,7 @@ def run(corpus: dict[str, change.Opened], folder: Path, *, each: int, seed: int)
                 damaged = found
                 what, content = change.mutated(found.content, draw)
             change.write(folder / "file", damaged, content)
-            verdict = outcome(folder / "file", content, GIVEN.get(name), inputs)
+            verdict = outcome(folder / "file", content, GIVEN.get(name), use)
             counts[verdict] += 1
             if verdict not in ("refused", "as it says"):
                 wrong.append(f"{name} {number} ({what}): {verdict}")
@@ -489,6 +491,8 @@ DAMAGED: list[tuple[str, str, Callable[[Tensor], Tensor]]] = [
     ("sampled weights", "vectors", lambda tensor: tensor[:, 1:]),
     ("conditioned", "matrix", lambda tensor: torch.nan * tensor),
     ("updated", "shift", lambda tensor: tensor[:-1]),
+    ("novelty", "groups", lambda tensor: tensor - 1),
+    ("calibrated in one call", "groups", lambda tensor: tensor + 2**40),
 ]
 
 

@@ -226,6 +226,8 @@ class CalibratedPredictor(Calibrated):
         self.report = check_instance(report, CalibrationReport, "report", remedy="use calibrate")
         self.quantile = quantile
         self.measure, self.scores, self.groups = measure, scores, groups
+        if measure is not None:
+            self.novelty  # noqa: B018 (validates scores and groups)
 
     @property
     def band(self) -> Band:

@@ -25,6 +25,7 @@ from probneural.metrics.proper_scores import crps, energy_score, joint_nll, nll
 from probneural.metrics.spread import RankSums, corrected_variance, interval_score, sharpness, spread_skill_ratio
 from probneural.pairs import Dataset, FieldSource, check_dataset
 from probneural.pairs.provenance import check_units, check_untrained, row_keys
+from probneural.registry import stored
 
 _BATCH_VALUES = 2**16
 """Output values per batch, each with all members."""
@@ -56,6 +57,7 @@ _ROWS: Mapping[str, tuple[str, str]] = {
 """Scores in the order of the table, with their titles (@ stands for the level) and units."""
 
 
+@stored()
 @dataclass(frozen=True, kw_only=True)
 class Scores:
     """Scores averaged over samples, domain and channels; `print` shows a table.

@@ -19,7 +19,6 @@ from probneural.distributions.base import FieldDistribution, inherit
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.mixture import MixtureField
-from probneural.distributions.predictors.base import Calibrated, Predictor
 from probneural.distributions.roots.base import Root
 from probneural.distributions.roots.sums import CorrectedRoot
 from probneural.errors import DataError, UnsupportedError
@@ -166,25 +165,3 @@ def _jacobian_products(
 
     parts = [vmap(product)(part) for part in directions.split(_CHUNK)]
     return [torch.cat(part).mT for part in zip(*parts, strict=True)]
-
-
-class CorrectedPredictor(Calibrated):
-    """A predictor whose fields are corrected by the residual of their equation; from `Residual.corrected`.
-
-    Args:
-        inner: The predictor.
-        residual: Residual and conditions.
-        steps: Gauss-Newton steps.
-        modes: Basis functions per axis.
-    """
-
-    def __init__(self, inner: Predictor, residual: Residual, *, steps: int, modes: int) -> None:
-        super().__init__(inner, calibrated_on=getattr(inner, "calibrated_on", torch.zeros(0, dtype=torch.int64)))
-        self.residual, self.steps, self.modes = residual, steps, modes
-
-    def _map(self, inputs: Field, field: FieldDistribution) -> FieldDistribution:
-        return corrected(field, self.residual, inputs=inputs, steps=self.steps, modes=self.modes)
-
-    def _details(self) -> str:
-        """Steps and modes."""
-        return f"steps={self.steps}, modes={self.modes}"

@@ -13,20 +13,22 @@ from torch import Tensor, nn
 from probneural.checks import assign, check_callable, check_count, check_instance, check_integer, check_real
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
-from probneural.distributions.predictors.base import Predictor
+from probneural.distributions.predictors.base import Calibrated, Predictor
 from probneural.errors import ArgumentError, ProbneuralError, ShapeError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid, check_grid
 from probneural.physics.conditions import Condition, check_conditions
 from probneural.physics.construction import ByConstruction
-from probneural.physics.correction import CorrectedPredictor, corrected
+from probneural.physics.correction import corrected
 from probneural.physics.equations import Equation
+from probneural.registry import stored
 from probneural.training.losses import Loss, check_loss, relative_l2, takes_inputs
 
 _ROUGH_MODES = 8
 """Functions per axis of the rough solutions that scale outputs."""
 
 
+@stored()
 @dataclass(frozen=True)
 class Residual:
     """The residual of an equation, and the misfit of its boundary and initial conditions.
@@ -173,6 +175,29 @@ class Residual:
         """
         check_instance(predictor, Predictor, "predictor", remedy="fit a head first")
         return CorrectedPredictor(predictor, self, steps=check_integer(steps, "steps"), modes=check_integer(modes, "modes"))
+
+
+@stored()
+class CorrectedPredictor(Calibrated):
+    """A predictor whose fields are corrected by the residual of their equation; from `Residual.corrected`.
+
+    Args:
+        inner: The predictor.
+        residual: Residual and conditions.
+        steps: Gauss-Newton steps.
+        modes: Basis functions per axis.
+    """
+
+    def __init__(self, inner: Predictor, residual: Residual, *, steps: int, modes: int) -> None:
+        super().__init__(inner, calibrated_on=inner.calibrated_on)
+        self.residual, self.steps, self.modes = residual, steps, modes
+
+    def _map(self, inputs: Field, field: FieldDistribution) -> FieldDistribution:
+        return corrected(field, self.residual, inputs=inputs, steps=self.steps, modes=self.modes)
+
+    def _details(self) -> str:
+        """Steps and modes."""
+        return f"steps={self.steps}, modes={self.modes}"
 
 
 def _sub_grid(grid: Grid, count: int) -> Int64[Tensor, " m"]:

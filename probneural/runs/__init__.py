@@ -19,6 +19,7 @@ from probneural.runs.config import (
 from probneural.runs.inspection import info
 from probneural.runs.prediction import predict
 from probneural.runs.reporting import report
+from probneural.runs.results import read_run
 from probneural.runs.steps import calibrate, fit, init, score, train
 from probneural.runs.toml import read_config, write_config
 
@@ -39,6 +40,7 @@ __all__ = [
     "init",
     "predict",
     "read_config",
+    "read_run",
     "report",
     "score",
     "train",

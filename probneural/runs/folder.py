@@ -287,7 +287,11 @@ def read_record(folder: Path) -> dict[str, Any]:
             got="none" if not folder.exists() else "a folder without run.json" if folder.is_dir() else "a file",
             remedy="make one: probneural report data.nc --folder NAME",
         )
-    record = read_json(folder / "run.json")
+    return check_record(read_json(folder / "run.json"))
+
+
+def check_record(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the contents of a `run.json`, or raise a FileError."""
     written = record.get("format", FORMAT)
     if written != FORMAT:  # first: a folder of another format may lack what this one has
         raise FileError(expected=f"a folder of format {FORMAT}", got=str(written)[:80], remedy="use the version that wrote it")

@@ -12,6 +12,7 @@ from torch import nn
 from probneural.checks import check_path
 from probneural.data import list_variables
 from probneural.data.opening import paths_of
+from probneural.distributions import Predictor
 from probneural.errors import FileError
 from probneural.registry import KINDS
 from probneural.runs.config import Config
@@ -61,8 +62,9 @@ def _saved(path: Path) -> dict[str, Any]:
         losses = metadata.get("losses", [])
         facts |= {"epochs done": len(losses), "training loss": losses[-1] if losses else None}
     else:
-        is_operator = kind == FOREIGN or (kind in KINDS and issubclass(KINDS[kind].cls, nn.Module))
-        facts["is"] = "an operator" if is_operator else "a predictor"
+        cls = KINDS[kind].cls if kind in KINDS else nn.Module if kind == FOREIGN else object
+        is_operator = issubclass(cls, nn.Module)
+        facts["is"] = "an operator" if is_operator else "a predictor" if issubclass(cls, Predictor) else "a fitted object"
         parts = list(_parts(metadata))
         if not is_operator:
             facts["made of"] = ", ".join(dict.fromkeys(part["kind"] for part in parts if part["kind"] != kind))

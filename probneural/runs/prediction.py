@@ -27,8 +27,9 @@ from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics.scores import batch_size
 from probneural.runs.folder import RunFolder, versions
+from probneural.runs.results import read_run
 from probneural.runs.sources import axis_names, is_window, open_inputs
-from probneural.runs.steps import CALIBRATION, Calibrated, Progress, calibrated_in
+from probneural.runs.steps import Calibrated, Progress
 from probneural.training import atomic
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def predict(
     file has these as point data.
 
     Args:
-        folder: Folder of a calibrated run.
+        folder: Folder of a calibrated run, or a file of its results.
         inputs: A file with the input variables of the run, on its grid or another one of the same domain; a file of a mesh, or
             a pattern of such files, "cases/*.vtu".
         output: The file to write, .nc, .zarr, .npz or .csv; without an ending it gets that of the inputs. An existing one is
@@ -83,18 +84,14 @@ def predict(
         DataError: If a variable is missing, there are no samples, or values are not finite.
         ArgumentError: If the output has the ending of another format, or lacks `{}` for several meshes.
     """
-    run = RunFolder.finished(folder)
-    if not run.file(CALIBRATION).exists():
-        raise FileError(
-            expected=f"a calibrated run in {run.path}", got="none", remedy=f"first: probneural calibrate --folder {run.path}"
-        )
+    results = read_run(folder)
+    run, calibrated = RunFolder(Path(folder), results.config, results.contents), Calibrated(results.predictor, results.band)
     target, source = check_path(output, "output"), check_path(inputs, "inputs")
     files = paths_of(source)
     target = target if target.suffix else target.with_name(target.name + files[0].suffix)
     meshes = [file for file in files if is_mesh(file)]
     _check_target(target, source, meshes)
     progress = Progress(show_progress)
-    calibrated = calibrated_in(run)
     fields = open_inputs(source, run.config.data, domain=calibrated.predictor.domain)
     if fields.channels != calibrated.predictor.in_channels:
         raise DataError(

@@ -17,9 +17,11 @@ from probneural.metrics import compare, coverage, relative_l2, score_pairs
 from probneural.metrics.scores import Scores, batch_size
 from probneural.pairs import Dataset, FieldPairs, batches
 from probneural.pairs.clocks import WindowClock
+from probneural.registry import stored
 from probneural.runs.config import Config
 
 
+@stored()
 @dataclass(frozen=True, kw_only=True)
 class TestScores:
     """Scores of a run on test pairs; prints as a table.

@@ -234,7 +234,7 @@ def calibrate_in(run: RunFolder, progress: Progress) -> Calibrated:
     elif settings.bands:
         pairs = run.subset("conformal")
         progress.say(f"fitting bands of whole functions on {len(pairs)} pairs")
-        method = _method(run)
+        method = band_method(run.config)
         band = method.fit(predictor, pairs)
         record["band"] = {"quantile": band.quantile, "level": method.level, "pairs": len(pairs)}
     save(predictor, run.file(PREDICTOR))
@@ -273,7 +273,8 @@ def calibrated_in(run: RunFolder) -> Calibrated:
     record = run.read(CALIBRATION)
     predictor = _predictor(run, PREDICTOR)
     band = record.get("band")
-    return Calibrated(predictor, None if band is None else Band(predictor, quantile=band["quantile"], method=_method(run)))
+    method = band_method(run.config)
+    return Calibrated(predictor, None if band is None else Band(predictor, quantile=band["quantile"], method=method))
 
 
 def read_history(run: RunFolder) -> History:
@@ -288,8 +289,9 @@ def read_history(run: RunFolder) -> History:
     return History(train=train, validation=validation, seconds=seconds, restored=record.get("restored"))
 
 
-def _method(run: RunFolder) -> SimultaneousBand:
-    return SimultaneousBand(run.config.calibration.level, modulation=run.config.calibration.modulation)
+def band_method(config: Config) -> SimultaneousBand:
+    """The settings of a run's band."""
+    return SimultaneousBand(config.calibration.level, modulation=config.calibration.modulation)
 
 
 def _predictor(run: RunFolder, name: str) -> Predictor:

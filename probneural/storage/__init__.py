@@ -1,4 +1,4 @@
-"""Save and load operators and predictors, bit for bit: one safetensors file, written atomically, never a pickle.
+"""Save and load operators and fitted objects, bit for bit: one safetensors file, written atomically, never a pickle.
 
 Everything is kept as what its constructor takes: a registered class holds, or gives as a property, each of its
 constructor's arguments under the argument's own name. Those can be numbers, texts, tensors, operators, and what is registered

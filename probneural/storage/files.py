@@ -5,6 +5,7 @@ A file is read without running anything of it: constructors are called after all
 
 from __future__ import annotations
 
+import importlib
 import os
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,6 @@ from jaxtyping import AbstractArray, jaxtyped
 from torch import Tensor, nn
 
 from probneural.checks import check_device, check_module, check_path
-from probneural.distributions.predictors.base import Predictor
 from probneural.errors import FileError, UnsupportedError
 from probneural.pairs.provenance import TrainingRecord, operator_record
 from probneural.registry import KINDS, Kind, kind_of
@@ -30,7 +30,7 @@ Plan: TypeAlias = Callable[[torch.device], Any]
 
 def load(
     path: str | os.PathLike[str], *, device: torch.device | str = "cpu", operator: nn.Module | Sequence[nn.Module] | None = None
-) -> nn.Module | Predictor:
+) -> Any:
     """Load a file of [`save`][probneural.storage.save].
 
     Predictions of a loaded and of the saved predictor are bit-equal on the same machine; draws are the same functions, and
@@ -59,8 +59,7 @@ def load(
         check_module(module, "operator")
     target = check_device(device)
     tensors, metadata = files.read(check_path(path, "path"))
-    loaded: nn.Module | Predictor = Reader(tensors, operator=operator).plan(metadata)(target)
-    return loaded
+    return Reader(tensors, operator=operator).plan(metadata)(target)
 
 
 class Reader:
@@ -79,16 +78,17 @@ class Reader:
         self._operator = operator
 
     def plan(self, metadata: dict[str, Any]) -> Plan:
-        """Validate the file, and return a function that builds the operator or predictor.
+        """Validate the file, and return a function that builds the saved object.
 
         Raises:
             FileError: If anything is not as the schema has it.
         """
         kind = metadata.get("kind")
-        if kind not in (kinds.FOREIGN, *(name for name, kind in KINDS.items() if issubclass(kind.cls, nn.Module | Predictor))):
-            shown = f"{kind}" if isinstance(kind, str | None) else type(kind).__name__
-            raise FileError(expected="an operator or a predictor", got=shown[:80], remedy="is this a fit's checkpoint?")
-        loaded = self._instance(metadata, nn.Module | Predictor, "")
+        if kind == "LearningHistory":
+            importlib.import_module("probneural.active.loop.history")  # with BoTorch, which takes long to import
+        if kind not in (kinds.FOREIGN, *KINDS):
+            raise FileError(expected="a file of pn.save", got=str(kind)[:80], remedy="is this a fit's checkpoint?")
+        loaded = self._instance(metadata, object, "")
         if self._unused:
             schema.refuse("no tensors but those that it describes", sorted(self._unused)[:5], where="the file")
         return loaded
@@ -108,7 +108,12 @@ class Reader:
             plans = [self._value(entry, kind, f"{name}.{number}") for number, (entry, kind) in parts]
             return lambda device: tuple(plan(device) for plan in plans)
         if origin in (dict, Mapping):
-            return self._mapping(described, inner[1], name)
+            outer = schema.instance(described, dict, where=name)
+            schema.check_names(outer, ["mapping"], where=f"a mapping as {name}")
+            items = self._all(schema.instance(outer["mapping"], dict, where=name), lambda _: inner[1], f"{name}.")
+            return lambda device: {key: plan(device) for key, plan in items.items()}
+        if origin is Callable:
+            annotation = origin  # a class with a method `__call__`
         if isinstance(annotation, type) and issubclass(annotation, Tensor | AbstractArray):
             return self._tensor(described, annotation, name)
         if isinstance(described, dict) and isinstance(annotation, type):
@@ -126,12 +131,6 @@ class Reader:
             except FileError as error:
                 last, self._unused, self._claims = error, dict(unused), list(claims)
         raise last
-
-    def _mapping(self, described: Any, annotation: Any, name: str) -> Plan:
-        outer = schema.instance(described, dict, where=name)
-        schema.check_names(outer, ["mapping"], where=f"a mapping as {name}")
-        plans = self._all(schema.instance(outer["mapping"], dict, where=name), lambda _: annotation, f"{name}.")
-        return lambda device: {key: plan(device) for key, plan in plans.items()}
 
     def _all(self, described: Mapping[str, Any], annotation_of: Callable[[str], Any], prefix: str) -> dict[str, Plan]:
         return {key: self._value(value, annotation_of(key), f"{prefix}{key}") for key, value in described.items()}
@@ -227,8 +226,10 @@ _REAL = (torch.float32, torch.float64)
 _REMEDY = "save the operator, and fit the head or calibrator again"
 
 
-def save(thing: nn.Module | Predictor, path: str | os.PathLike[str]) -> None:
-    """Save an operator, a predictor or a function draw in one safetensors file, atomically.
+def save(thing: object, path: str | os.PathLike[str]) -> None:
+    """Save an operator or a result of fitting in one safetensors file, atomically.
+
+    Results are predictors, function draws, bands, novelty detectors, lead scales, histories, scores and runs.
 
     Of an operator of this library the file holds configuration and weights, of any other module its state dict; see
     [`load`][probneural.storage.load]. Where the path is a symbolic link, its target is written; an existing file keeps its
@@ -243,7 +244,7 @@ def save(thing: nn.Module | Predictor, path: str | os.PathLike[str]) -> None:
             files can be.
         FileError: If the folder cannot be written to, or the path is that of a folder, pipe, socket or device.
     """
-    if not isinstance(thing, nn.Module | Predictor):
+    if kind_of(thing) is None and not isinstance(thing, nn.Module):
         raise _unknown(thing)
     path = check_path(path, "path")
     tensors: dict[str, Tensor] = {}
@@ -329,9 +330,8 @@ def _state(operator: nn.Module) -> dict[str, Tensor]:
 
 
 def _unknown(thing: object) -> UnsupportedError:
-    predictors = sorted(name for name, kind in KINDS.items() if issubclass(kind.cls, Predictor))
     return UnsupportedError(
-        expected=f"an nn.Module or one of {', '.join(predictors)}, made of what files can hold",
+        expected="an nn.Module, or a fitted object of this library without functions or classes of your own",
         got=type(thing).__name__,
         remedy=_REMEDY,
     )

@@ -13,9 +13,11 @@ from torch import nn
 
 from probneural.checks import check_callable, check_path, validated
 from probneural.displays import html_table
+from probneural.registry import stored
 from probneural.training import atomic
 
 
+@stored()
 @dataclass(frozen=True, kw_only=True)
 class History:
     """Losses by epoch.

@@ -26,7 +26,7 @@ from probneural.runs.folder import LOCK, RunFolder
 from probneural.runs.prediction import write_netcdf
 from probneural.runs.recipes import resolved
 from probneural.runs.sources import open_pairs, split_rows
-from probneural.training import atomic
+from probneural.training import atomic, files
 from probneural.training.resuming import Keeper
 from tests.runs.files import cheap, fields, written
 
@@ -62,6 +62,24 @@ def test_a_run_is_what_the_library_gives_by_hand(run: Path) -> None:
     truth = test.outputs.values.double()
     expected = ((mean - truth).square().mean(-1) / truth.square().mean(-1)).sqrt().mean()
     assert scores.baseline == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_a_run_in_one_file_predicts_the_same_bits(run: Path, tmp_path: Path) -> None:
+    saved, file = runs.read_run(run), tmp_path / "run.safetensors"
+    pn.save(saved, file)
+    loaded = pn.load(file)
+    assert (loaded.scores, loaded.history, loaded.record) == (saved.scores, saved.history, saved.record)
+    assert loaded.config == runs.read_config(run / "config.toml")
+    data = run.parent / "waves.nc"
+    there, here = (runs.predict(path, data, output=tmp_path / f"{path.name}.nc", show_progress=False) for path in (file, run))
+    assert there.identical(here)
+    assert runs.info(file)["what"] == "Run"
+    tensors, metadata = files.read(file)
+    metadata["parts"]["record"] = "{}"
+    files.write(file, tensors, metadata=metadata)
+    for path, message in ((file, "run.json"), (run / "predictor.safetensors", "results of a run"), (data, "safetensors")):
+        with pytest.raises(FileError, match=message):
+            runs.read_run(path)
 
 
 def test_parts_are_disjoint_and_follow_from_the_seed() -> None:

@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from probneural.displays import html_table
+from probneural.registry import stored
 
 
+@stored()
 @dataclass(frozen=True, kw_only=True)
 class SimulationCounts:
     """Numbers of a round's simulations.
@@ -24,6 +26,7 @@ class SimulationCounts:
     failed: int
 
 
+@stored()
 @dataclass(frozen=True, kw_only=True)
 class RoundErrors:
     """Relative L2 errors of a posterior's mean, dimensionless: averages over channels; None where they are unknown.
@@ -41,6 +44,7 @@ class RoundErrors:
     stated: float | None = None
 
 
+@stored()
 @dataclass(frozen=True, kw_only=True)
 class RoundSeconds:
     """Seconds of the process that finished a step.
@@ -58,6 +62,7 @@ class RoundSeconds:
     fit: float
 
 
+@stored()
 @dataclass(frozen=True, kw_only=True)
 class Round:
     """One round: what was chosen and simulated, and what the operator trained on all of it does.
@@ -113,6 +118,7 @@ _ERRORS = {"error": "mean", "error_95": "quantile_95", "error_99": "quantile_99"
 """Names of errors in rows, and in `RoundErrors`."""
 
 
+@stored()
 @dataclass(frozen=True)
 class LearningHistory:
     """The rounds of an active learning loop, a table that prints.

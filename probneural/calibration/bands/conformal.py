@@ -46,6 +46,7 @@ from probneural.metrics.comparison import compare, domain_average
 from probneural.metrics.lead_alignment import TrueTrajectories, check_leads, lead_batches
 from probneural.pairs import Dataset
 from probneural.pairs.provenance import check_untrained_inputs
+from probneural.registry import stored
 from probneural.settings import Fraction, Level, Settings
 
 Modulation = Literal["std", "constant"]
@@ -377,6 +378,7 @@ class _SplitConformal(Settings):
         return Band(predictor, quantile=scores.quantile(self.probability), method=self)
 
 
+@stored()
 @dataclass(frozen=True)
 class SimultaneousBand(_SplitConformal):
     """A band mean ± q scale(x) that contains a whole new function with probability at least `level`, by split conformal.
@@ -420,6 +422,7 @@ class SimultaneousBand(_SplitConformal):
     floor: Fraction = FLOOR
 
 
+@stored()
 @dataclass(frozen=True)
 class PointwiseBand(_SplitConformal):
     """A band that contains a new sample on at least the fraction `level` of the domain with probability at least 1 - δ.
@@ -472,6 +475,7 @@ class PointwiseBand(_SplitConformal):
         return self.level
 
 
+@stored()
 @dataclass(frozen=True, eq=False, repr=False)
 class Band(Undisturbed):
     """A calibrated band, from a [`SimultaneousBand`][probneural.calibration.SimultaneousBand] or a `PointwiseBand`.
@@ -539,6 +543,7 @@ Residual = Callable[[Tensor, Field, Grid], Tensor]
 """Map from predictions `(n, c, *grid)`, inputs and the predictions' grid to PDE residuals."""
 
 
+@stored()
 @dataclass(frozen=True)
 class ResidualBand(Settings):
     """A conformal bound q of the PDE residual, |D(û)(x)| <= q, calibrated on inputs only.
@@ -604,6 +609,7 @@ class ResidualBand(Settings):
         return ResidualBound(predictor, quantile=conformal_quantile(bound.scores(inputs, query), self.level), method=self)
 
 
+@stored()
 @dataclass(frozen=True, eq=False, repr=False)
 class ResidualBound:
     """A calibrated bound of residuals, from [`ResidualBand`][probneural.calibration.ResidualBand].
@@ -683,6 +689,7 @@ class ResidualBound:
         return f"ResidualBound(quantile={self.quantile:.4g}, level={self.level:g})"
 
 
+@stored()
 @dataclass(frozen=True)
 class HorizonBand(Settings):
     """A band mean ± q sd(x, lead) that contains a whole new trajectory with probability at least `level`, by split conformal.
@@ -758,6 +765,7 @@ class BandCoverage(NamedTuple):
     horizon: float
 
 
+@stored(on_cpu=("method", "times"))
 @dataclass(frozen=True, eq=False, repr=False)
 class TrajectoryBand:
     """A calibrated band, from [`HorizonBand`][probneural.calibration.HorizonBand]; call it on forecasts of the same predictor.

@@ -22,7 +22,7 @@ from probneural.calibration.predictions import check_pairs, group_numbers, group
 from probneural.contexts import Undisturbed, without_gradients
 from probneural.distributions.predictors.base import Predictor
 from probneural.distributions.predictors.mixture import MixturePredictor
-from probneural.errors import ArgumentError, CalibrationError, DataWarning, warn
+from probneural.errors import ArgumentError, CalibrationError, DataError, DataWarning, warn
 from probneural.fields import Field, check_field
 from probneural.grids import Grid
 from probneural.pairs import Dataset, batches, check_dataset, evenly_spread_rows
@@ -182,6 +182,7 @@ class NoveltyMeasure:
         return self.fitted(describer(uncalibrated(predictor), inputs, asks_head=asks_head))
 
 
+@stored(on_cpu=("measure", "calibration", "groups"))
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class NoveltyDetector(Undisturbed):
     """Novelty test of inputs, from [`Novelty`][probneural.calibration.Novelty]; call it on inputs.
@@ -197,6 +198,14 @@ class NoveltyDetector(Undisturbed):
     measure: NoveltyMeasure
     calibration: Mapping[str, Float64[Tensor, " n"]]
     groups: Int64[Tensor, " n"]
+
+    def __post_init__(self) -> None:
+        """Raise a DataError unless all scores are present, and groups numbered from 0."""
+        names, numbers = {*self.measure.fitted.names}, self.groups.unique().tolist()
+        differences = ({*self.calibration} ^ {*names, COMBINED}) | ({*self.measure.standards} ^ names)
+        if differences or numbers != list(range(len(numbers))):
+            got = ", ".join(sorted(differences)) or f"groups {numbers[:5]}"
+            raise DataError(expected="calibration of all scores, in groups numbered from 0", got=got, remedy="fit again")
 
     @property
     def names(self) -> tuple[str, ...]:

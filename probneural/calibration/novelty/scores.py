@@ -203,6 +203,13 @@ class FittedScores:
             variance=torch.where(mean > 0, mean, torch.ones_like(mean)),
         )
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the scores of complete descriptions."""
+        of_inputs = ("components", "residual", "spectrum")
+        by_channel = [f"{name}, channel {number}" for number in range(len(self.channels)) for name in of_inputs]
+        return (*of_inputs, *by_channel, *([] if self.features is None else ["features"]), "variance")
+
     def __call__(self, described: Descriptions) -> dict[str, Float64[Tensor, " n"]]:
         """Return scores by name, `(n,)`, dimensionless, as far as the description has their parts."""
         scores: dict[str, Tensor] = {}

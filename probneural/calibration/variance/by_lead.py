@@ -28,6 +28,7 @@ from probneural.metrics.lead_alignment import TrueTrajectories, check_leads, lea
 from probneural.metrics.spread import size_factor
 from probneural.pairs import evenly_spread_rows
 from probneural.pairs.provenance import TrainingRecord, check_untrained, no_keys
+from probneural.registry import stored
 from probneural.settings import Settings
 
 _LEAST_FACTOR = 1e-4
@@ -148,6 +149,7 @@ class LeadScale(Settings):
         )
 
 
+@stored(on_cpu=("scales", "calibrated_on", "local", "saturations", "noise", "times"))
 @dataclass(frozen=True, eq=False, repr=False)
 class LeadScaling(Undisturbed):
     """Variance scales by lead and channel, fitted by [`LeadScale`][probneural.calibration.LeadScale]; call it on forecasts.

@@ -11,12 +11,22 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int64
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from probneural.arrays.plausibility import warn_of_fill_values
-from probneural.checks import check_count, check_device, check_finite, check_flag, check_instance, missing_attribute
+from probneural.checks import (
+    check_count,
+    check_device,
+    check_finite,
+    check_flag,
+    check_instance,
+    missing_attribute,
+    real_tensor,
+)
 from probneural.contexts import Undisturbed, undisturbed
 from probneural.displays import html_table
 from probneural.distributions.base import FieldDistribution
@@ -186,6 +196,43 @@ class Predictor(Undisturbed, ABC):
             prediction.provenance = Provenance(is_calibrated=self.is_calibrated, trained_on=self.trained_on, inputs=inputs)
             prediction.source = prediction.source or self._key
         return prediction
+
+    @torch.no_grad()
+    def predict(self, values: Tensor | NDArray[Any], *, grid: Grid | None = None, query: Grid | None = None) -> tuple[Any, Any]:
+        """Return means and standard deviations as arrays; predictions are made in chunks.
+
+        Args:
+            values: Inputs, `(n, in_channels, *grid)`, a tensor or a NumPy array, in physical units.
+            grid: Grid of the inputs; by default the uniform domain of training at the resolution of `values`.
+            query: Grid of the outputs; the inputs' grid by default.
+
+        Returns:
+            Mean, and standard deviation without measurement noise, each `(n, c, *query.shape)` in physical units and the
+            predictor's dtype: tensors on the device of `values`, or NumPy arrays.
+
+        Raises:
+            DataError: If `values` is no array of real numbers, or not finite.
+            ShapeError: If it has another shape, or number of channels.
+            GridError: If the training inputs have no uniform grid and `grid` is missing, or domains differ.
+        """
+        if not isinstance(values, Tensor):
+            check_instance(values, np.ndarray, "values", remedy="give a tensor or a NumPy array (n, c, *grid)")
+        if grid is None and not self.domain.is_uniform:  # training samples may have had different points
+            raise GridError(expected="grid=, the points of the inputs", got="None", remedy="pass a Grid")
+        axes = self.domain.dimension if grid is None else len(check_grid(grid).shape)
+        if values.ndim != 2 + axes:
+            expected, got = f"values (n, c, *grid) with {axes} axes of a grid", str(tuple(values.shape))
+            raise ShapeError(expected=expected, got=got, remedy="channels come second; use values[None, None]")
+        grid = self.domain.resized(tuple(values.shape[2:])) if grid is None else grid
+        largest = max(self.in_channels * grid.size, self.out_channels * (grid if query is None else check_grid(query)).size)
+        step, parts = max(1, _VALUES // largest), []
+        for start in range(0, max(1, len(values)), step):
+            rows = slice(start, start + step)
+            part = real_tensor(values[rows], "values", dtype=self.dtype)
+            u = self(Field(part, grid.select(rows)), None if query is None else query.select(rows))
+            parts.append(torch.stack([u.mean, u.variance.sqrt().to(u.mean)]).to(part.device))
+        mean, deviation = torch.cat(parts, 1)
+        return (mean, deviation) if isinstance(values, Tensor) else (mean.numpy(), deviation.numpy())
 
     def _checked(self, inputs: Field, query: Grid | None) -> Field:
         """The inputs in the operator's dtype and on its device, or an error."""

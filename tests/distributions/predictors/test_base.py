@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from probneural.errors import DataError, GridError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid
 from tests.distributions.cases import normal
+from tests.fitted_objects import GRID as WALLS
+from tests.fitted_objects import setting
+from tests.heads import cases
 from tests.helpers import PerSetPredictor
 
 DOMAIN = Grid.uniform(8)
@@ -109,3 +113,30 @@ class TestForeignGrids:
     def test_draws_are_not_converted(self) -> None:
         with pytest.raises(UnsupportedError, match="convert the operator before"):
             WeightSpace().draw(0).double()
+
+
+def test_arrays_in_and_arrays_out() -> None:
+    predictor, _, new = setting()
+    u, fine = predictor(new.inputs), WALLS.resized(23)
+    for values in (new.inputs.values, new.inputs.values.numpy(), new.inputs.values.numpy().astype(">f8")):
+        mean, std = predictor.predict(values)
+        assert type(mean) is type(std) is type(values)
+        assert torch.equal(torch.as_tensor(mean), u.mean)
+        assert torch.equal(torch.as_tensor(std), u.variance.sqrt())
+    many = new.inputs.values.repeat(30, 1, 1).float().numpy()  # several chunks
+    mean = predictor.predict(many, query=fine)[0].reshape(30, -1, 1, 23)
+    np.testing.assert_allclose(mean, predictor(new.inputs, fine).mean.expand(30, -1, 1, 23), atol=1e-6)
+    meshes, batch = cases.fitted("last-layer-given", "meshes"), cases.operator_case("meshes").inputs
+    assert torch.equal(meshes.predict(batch.values, grid=batch.grid)[0], meshes(batch).mean)
+    with pytest.raises(GridError, match="grid=, the points of the inputs"):
+        meshes.predict(batch.values)
+    values = np.ones((2, 1, 12))
+    for array, error, message in (
+        ([[[1.0]]], DataError, "NumPy array"),
+        (values[0], ShapeError, r"\(n, c, \*grid\) with 1 axes"),
+        (np.ones((2, 3, 12)), ShapeError, "1 channels"),
+        (np.nan * values, DataError, "finite inputs"),
+        (1j * values, DataError, "real numbers"),
+    ):
+        with pytest.raises(error, match=message):
+            predictor.predict(array)
