@@ -135,7 +135,7 @@ def line_integral(grid: Grid, path: Tensor | Sequence[Sequence[float]]) -> Funct
 
     Args:
         grid: A uniform grid.
-        path: Vertices in order, `(k, d)` with k >= 2, in the grid's units, within the domain; on periodic axes the path may
+        path: Vertices in order, `(k, d)`, two at least, in the grid's units, within the domain; on periodic axes the path may
             cross the end.
 
     Returns:
@@ -144,7 +144,7 @@ def line_integral(grid: Grid, path: Tensor | Sequence[Sequence[float]]) -> Funct
 
     Raises:
         GridError: If the grid is scattered, or the path leaves the domain.
-        ShapeError: If the path is not two or more points of the grid's dimension.
+        ShapeError: If the path is not of points of the grid's dimension.
         DataError: If a coordinate is not finite.
         ArgumentError: If the path has no length.
 

@@ -147,7 +147,8 @@ class PODDeepONet(Operator):
         mode if those are more), samples evenly spread over the data are read.
 
         Raises:
-            DataError: If there are not more pairs than modes, or they are not finite or have other channels.
+            DataError: If there are not more pairs than modes, or they are not finite.
+            ShapeError: If they have other channels.
             GridError: If the outputs are scattered and not on `out_grid`, or on another domain.
         """
         count = sum(map(len, train))

@@ -45,7 +45,8 @@ class ChannelNormalizer(nn.Module):
             fields: One source, or several with different grids; those of no channels, outputs of unlabelled data, do not count.
 
         Raises:
-            DataError: If the fields have another number of channels, or a scale that the normaliser's dtype does not hold.
+            ShapeError: If the fields have another number of channels.
+            DataError: If a scale is one that the normaliser's dtype does not hold.
         """
         channels = self.mean.shape[0]
         fields = tuple(source for source in fields if source.channels)
