@@ -33,7 +33,7 @@ from probneural.distributions.base import FieldDistribution
 from probneural.distributions.forecasts.members import StepInputs, members_of
 from probneural.distributions.forecasts.trajectory import Trajectory
 from probneural.distributions.latent import Latent, checked_seeds, common_random_numbers, digest
-from probneural.errors import ArgumentError, GridError, UnsupportedError
+from probneural.errors import ArgumentError, GridError, ShapeError, UnsupportedError
 from probneural.fields import MISSING, Field, check_field
 from probneural.fingerprints import identity_of
 from probneural.functionals import Functional
