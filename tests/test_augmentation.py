@@ -226,7 +226,7 @@ HALF = Grid.uniform(8, periodic=False, endpoint=False)
     ("grid", "symmetry", "error", "says"),
     [
         (WALLS, lambda: Shift((0.25,)), GridError, "periodic axes"),
-        (LINE, lambda: Shift((0.25, 0.0)), GridError, "2 axes"),
+        (LINE, lambda: Shift((0.25, 0.0)), GridError, "of 2 axes"),
         (LINE, lambda: Shift((0.3,)), GridError, "whole numbers of cells"),
         (SCATTERED, lambda: Shift((0.25,)), GridError, "uniform"),
         (LINE, lambda: Shift((math.nan,)), ArgumentError, "fractions"),
@@ -266,7 +266,7 @@ def test_copies_and_lists_refuse_what_they_cannot_use() -> None:
         augment(FieldPairs(field, field), [(Mirror(0),)])  # type: ignore[list-item]
     with pytest.raises(GridError, match="both of their ends"):
         box(HALF)
-    with pytest.raises(GridError, match="one grid"):
+    with pytest.raises(GridError, match="fields on Grid"):
         augment(FieldPairs(field, field), [lambda one: one.resample(Grid.uniform(4))])
     with pytest.raises(GridError, match="periodic axis"):
         shifts(WALLS, 3, seed=0)

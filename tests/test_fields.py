@@ -129,9 +129,9 @@ class TestFieldPairs:
     @pytest.mark.parametrize(
         ("other", "kind", "message"),
         [
-            (FIVE.resample(Grid.uniform(5)), GridError, r"fields on one grid, Grid.uniform\(\(4,\).*got Grid.uniform\(\(5,\)"),
-            (Field(FIVE.values, Grid.uniform(4, lengths=2.0)), GridError, "fields on one grid"),
-            (Field(FIVE.values[:, :1], FIVE.grid), ShapeError, "fields of 2 channels; got 1"),
+            (FIVE.resample(Grid.uniform(5)), GridError, r"fields on Grid.uniform\(\(4,\).*got Grid.uniform\(\(5,\)"),
+            (Field(FIVE.values, Grid.uniform(4, lengths=2.0)), GridError, "fields on Grid"),
+            (Field(FIVE.values[:, :1], FIVE.grid), ShapeError, "2 channels of each field; got 1"),
             (FIVE.to(torch.float64), DataError, "fields of torch.float32 on cpu; got torch.float64 on cpu"),
         ],
         ids=["grid", "domain", "channels", "dtype"],

@@ -248,11 +248,11 @@ class TestResampling:
 @pytest.mark.bad_input
 class TestBadResampling:
     def test_from_scattered_points(self) -> None:
-        with pytest.raises(GridError, match="a uniform grid to interpolate from"):
+        with pytest.raises(GridError, match="a uniform grid"):
             resample(torch.ones(5), scattered(5, 1), Grid.uniform(4))
 
     def test_to_another_dimension(self) -> None:
-        with pytest.raises(GridError, match=r"points of shape \(m, 1\)"):
+        with pytest.raises(ShapeError, match=r"points of shape \(m, 1\)"):
             resample(torch.ones(4), Grid.uniform(4), scattered(5, 2))
 
     @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ class TestBadResampling:
 
     @pytest.mark.parametrize("values", [torch.ones(5), torch.ones(()), torch.ones(4, 1)])
     def test_values_of_another_shape(self, values: Tensor) -> None:
-        with pytest.raises(ShapeError, match="values that end in the grid's shape"):
+        with pytest.raises(ShapeError, match=r"values of shape \(\.\.\., 4\)"):
             resample(values, Grid.uniform(4), Grid.uniform(8))
 
     @pytest.mark.parametrize("place", [-0.1, 1.1, math.nan])

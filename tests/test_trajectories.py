@@ -164,7 +164,7 @@ def test_parts_that_do_not_fit() -> None:
     with pytest.raises(ShapeError, match="equally many channels"):
         FieldTrajectories.cat([FORCED, FieldTrajectories(FORCED.start, FORCED.values[:, :, :1], times=TIMES)])
     other = Field(STATES[:, 0], Grid.uniform((8, 4), lengths=2.0))
-    with pytest.raises(GridError, match="one grid"):
+    with pytest.raises(GridError, match="fields on Grid"):
         FieldTrajectories.cat([PLAIN, FieldTrajectories(other, STATES[:, 1:], times=TIMES)])
 
 

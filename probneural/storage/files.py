@@ -84,8 +84,8 @@ class Reader:
             FileError: If anything is not as the schema has it.
         """
         kind = metadata.get("kind")
-        if kind == "LearningHistory":
-            importlib.import_module("probneural.active.loop.history")  # with BoTorch, which takes long to import
+        if kind in _LATE:
+            getattr(importlib.import_module("probneural"), _LATE[kind])
         if kind not in (kinds.FOREIGN, *KINDS):
             raise FileError(expected="a file of pn.save", got=str(kind)[:80], remedy="is this a fit's checkpoint?")
         loaded = self._instance(metadata, object, "")
@@ -218,6 +218,8 @@ def _with_record(operator: nn.Module, record: TrainingRecord | None) -> nn.Modul
     return operator
 
 
+_LATE = {"LearningHistory": "active", "Run": "runs", "TestScores": "runs"}
+"""Packages of classes that `import probneural` leaves out, since they need BoTorch or pydantic."""
 _CPU = torch.device("cpu")
 _REAL = (torch.float32, torch.float64)
 """Dtypes of fields, and of the tensors of predictors."""

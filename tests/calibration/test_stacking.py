@@ -182,7 +182,7 @@ class TestBadInput:
         data = mixed(5, fraction=0.5)
         with pytest.raises(DataError, match="at least one predictor"):
             Stacking().fit([], data)
-        with pytest.raises(CalibrationError, match="at least one calibration field"):
+        with pytest.raises(CalibrationError, match="1 calibration fields"):
             Stacking().fit(PAIR, data[:0])
 
     def test_observations_without_density(self) -> None:

@@ -175,7 +175,7 @@ def test_roots_stand_for_their_tensors(make: object, monkeypatch: pytest.MonkeyP
 @pytest.mark.bad_input
 def test_roots_that_do_not_fit_together() -> None:
     shared, own = roots()
-    with pytest.raises(ShapeError, match="a map of 9 latent dimensions"):
+    with pytest.raises(ShapeError, match="9 latent dimensions"):
         SideBySideRoot(shared, own).compose(transform("map", 2, RANK)[0])
     with pytest.raises(ShapeError, match="the same samples"):
         GaussianField(field().mean, shared, latent="a", grid=GRID, discrepancy=own.select(slice(0, 2)))

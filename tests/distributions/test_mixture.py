@@ -199,7 +199,7 @@ class TestBadInput:
             MixtureField([])
         with pytest.raises(DataError, match="GaussianField as component"):
             MixtureField([FIRST, EmpiricalField(TRUTH[None], grid=GRID)])
-        with pytest.raises(GridError, match="components on one grid"):
+        with pytest.raises(GridError, match="components on Grid"):
             MixtureField([FIRST, gaussian("other", grid=Grid.uniform(5))])
         with pytest.raises(ShapeError, match="mean of a component"):
             MixtureField([FIRST, FIRST[:2]])

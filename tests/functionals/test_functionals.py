@@ -266,13 +266,13 @@ class TestBadFunctionals:
             integral(self.GRID) + derivative(self.GRID)
 
     def test_parts_on_different_grids(self) -> None:
-        with pytest.raises(GridError, match="functionals on one grid"):
+        with pytest.raises(GridError, match="a functional on Grid"):
             integral(self.GRID) - integral(Grid.uniform((4, 4)))
-        with pytest.raises(GridError, match="functionals on one grid"):
+        with pytest.raises(GridError, match="a functional on Grid"):
             stack([integral(self.GRID), integral(self.SCATTERED)])
 
     def test_locations_of_another_dimension_or_outside(self) -> None:
-        with pytest.raises(GridError, match=r"points of shape \(m, 2\)"):
+        with pytest.raises(ShapeError, match=r"points of shape \(m, 2\)"):
             sensors(self.GRID, [[0.5]])
         with pytest.raises(GridError, match=r"points in \[0, 1\]"):
             sensors(Grid.uniform(4, periodic=False), [[1.5]])
@@ -290,7 +290,7 @@ class TestBadFunctionals:
         with pytest.raises(GridError, match="a uniform grid"):
             sensors(self.SCATTERED, [[0.5, 0.5]])
         for places in (None, [[0.5, 0.5]]):
-            with pytest.raises(GridError, match="no interpolant to differentiate"):
+            with pytest.raises(GridError, match="a uniform grid"):
                 derivative(self.SCATTERED, at=places)
 
     @pytest.mark.parametrize(("size", "order", "highest"), [(20, 6, 5), (3, 3, 2), (1, 1, 0)])

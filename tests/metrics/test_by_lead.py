@@ -246,7 +246,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ArgumentError, match="a lead up to 1"):
         score_by_lead(forecast, shorter)
     assert score_by_lead(short, truth).steps == 1
-    with pytest.raises(ShapeError, match="trajectories of 3 functions"):
+    with pytest.raises(ShapeError, match="3 true trajectories"):
         score_by_lead(forecast, forecast_and_truth(4, steps=2)[1])
     with pytest.raises(ShapeError, match="times of shape"):
         score_by_lead(forecast, truth, times=[1.0])

@@ -128,7 +128,7 @@ def test_bad_inputs() -> None:
     network.box.set(torch.zeros(2), torch.ones(2))
     with pytest.raises(GridError, match="points of 2 coordinates"):
         network(torch.zeros(1, 1, 4).double(), grid=Grid.scattered([[0.0], [0.1], [0.2], [0.3]], torch.ones(4)))
-    with pytest.raises(ShapeError, match="one grid for each of 3 samples"):
+    with pytest.raises(ShapeError, match="3 grids, one for each sample"):
         network(torch.zeros(3, 1, 10).double(), grid=Grid.batch([grid, grid]))
     with pytest.raises(ShapeError):
         network(torch.zeros(1, 1, 11).double(), grid=grid)

@@ -136,9 +136,9 @@ def test_each_function_at_points_of_its_own() -> None:
 def test_refuses_points_of_other_shapes_and_elsewhere() -> None:
     operator, values = built(), smooth(SENSORS, count=3, channels=2)
     for points in (torch.zeros(5, 1), torch.zeros(2, 5, 1), torch.zeros(3, 0, 1)):
-        with pytest.raises(ShapeError, match=r"points of shape \(3, points, "):
+        with pytest.raises(ShapeError, match="points of shape"):
             operator.evaluate_at(values, points)
-    with pytest.raises(GridError):
+    with pytest.raises(ShapeError):
         operator.evaluate_at(values, torch.zeros(3, 5, 2))
     with pytest.raises(DataError, match="finite points"):
         operator.evaluate_at(values, torch.full((3, 5, 1), float("nan")))
@@ -321,9 +321,9 @@ def test_refuses_points_outside_and_without_a_domain() -> None:
     outside = Grid.scattered(inside.points + torch.tensor([0.0, 1.0]), inside.weights)
     with pytest.raises(GridError, match="inputs in the outputs' domain"):
         operator(torch.zeros(1, 1, 5).double(), grid=outside)
-    with pytest.raises(ShapeError, match="one grid for each of 3 samples"):
+    with pytest.raises(ShapeError, match="3 grids, one for each sample"):
         operator(torch.zeros(3, 1, 5).double(), grid=Grid.batch([inside, inside]))
-    with pytest.raises(GridError, match="uniform grid as domain"):
+    with pytest.raises(GridError, match="as domain"):
         DeepONet(1, 1, sensors=None)
 
 
@@ -355,9 +355,9 @@ def test_grouped_linear_is_a_block_diagonal_matrix() -> None:
 def test_refuses_sensors_and_domains_that_are_none() -> None:
     with pytest.raises(GridError, match="a Grid as sensors"):
         SensorBranch(1, sensors=None, groups=1, basis=1, layers=HiddenLayers(width=1, depth=1))  # type: ignore[arg-type]
-    with pytest.raises(GridError, match="uniform grid as domain; got Grid.scattered.*scattered sensors do not say"):
+    with pytest.raises(GridError, match="as domain; got Grid.scattered.*scattered sensors do not say"):
         DeepONet(1, 1, sensors=POINTS)
-    with pytest.raises(GridError, match="uniform grid as domain"):
+    with pytest.raises(GridError, match="as domain"):
         DeepONet(1, 1, sensors=SENSORS, domain=POINTS)
     with pytest.raises(ArgumentError, match="an integer of at least 1 as groups"):
         SensorBranch(1, sensors=SENSORS, groups=0, basis=1, layers=HiddenLayers(width=1, depth=1))
@@ -390,9 +390,9 @@ def test_refuses_inputs_that_do_not_reach_the_sensors() -> None:
     )
     with pytest.raises(GridError, match=r"points in \[0, 1\] along axis 0"):
         operator(torch.zeros(1, 1, 9), grid=Grid.uniform(9, periodic=False), query=SENSORS)
-    with pytest.raises(ShapeError, match=r"end in the grid's shape \(11,\)"):
+    with pytest.raises(ShapeError, match=r"\(\.\.\., 11\)"):
         operator(torch.zeros(1, 1, 9), query=SENSORS)
     with pytest.raises(GridError, match="source's domain"):
         DeepONet(1, 1, sensors=SENSORS, layers=HiddenLayers(width=2))(torch.zeros(1, 1, 9), grid=Grid.uniform(9), query=SENSORS)
-    with pytest.raises(GridError, match="uniform grid to interpolate from"):
+    with pytest.raises(GridError, match="a uniform grid"):
         DeepONet(1, 1, sensors=SENSORS, layers=HiddenLayers(width=2))(torch.zeros(1, 1, 5), grid=POINTS)

@@ -406,7 +406,7 @@ def test_fno_refuses_grids_of_another_kind() -> None:
 @pytest.mark.bad_input
 def test_normalizers_refuse_other_channels() -> None:
     case = CASES[0]
-    with pytest.raises(ValueError, match="expected fields of 2 channels; got 1"):
+    with pytest.raises(ValueError, match="expected 2 channels of fields; got 1"):
         FNO(2, 1, modes=(2,)).fit_normalizers(pairs(case))
 
 

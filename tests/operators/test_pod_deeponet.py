@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from probneural.errors import ArgumentError, DataError, GridError
+from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.operators import DeepONet, HiddenLayers, PODDeepONet
@@ -257,11 +257,11 @@ def test_refuses_training_data() -> None:
     broken[2, 1, 3] = torch.nan
     with pytest.raises(DataError, match=r"finite training outputs.*\(2, 1, 3\)"):
         operator.fit_normalizers(FieldPairs(train.inputs, Field(broken, OUT)))
-    with pytest.raises(DataError, match="fields of 2 channels; got 1"):
+    with pytest.raises(ShapeError, match="2 channels of fields; got 1"):
         operator.fit_normalizers(pairs(channels=1))
     with pytest.raises(GridError, match="source's domain"):
         operator.fit_normalizers(pairs(Grid.uniform(7)))
-    with pytest.raises(GridError, match="uniform grid to interpolate from"):
+    with pytest.raises(GridError, match="a uniform grid"):
         operator.fit_normalizers(pairs(scattered_out()))
     assert all(torch.equal(tensor, before[name]) for name, tensor in operator.state_dict().items())
 
@@ -273,5 +273,5 @@ def test_refuses_queries_elsewhere() -> None:
         built()(values)
     with pytest.raises(GridError, match="points in .0, 1. along axis 0; got 1.5"):
         built()(values, query=Grid.scattered([[1.5]], [1.0]))
-    with pytest.raises(GridError, match="uniform grid to interpolate from"):
+    with pytest.raises(GridError, match="a uniform grid"):
         built(scattered_out())(values, query=OUT)

@@ -219,7 +219,7 @@ def test_the_remedies_of_splits_work() -> None:
 
 def test_clocks_that_fit_nothing_are_refused() -> None:
     side = series().inputs
-    with pytest.raises(ShapeError, match="a clock of 60 pairs"):
+    with pytest.raises(ShapeError, match="60 pairs of a clock"):
         pn.FieldPairs(side, side, clock=pn.WindowClock(torch.arange(5.0)))
     with pytest.raises(DataError, match="finite times"):
         pn.WindowClock(torch.tensor([0.0, float("nan")]))

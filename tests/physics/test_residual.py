@@ -181,7 +181,7 @@ def test_data_without_labels_are_refused_elsewhere(call: Callable[[], object]) -
 @pytest.mark.bad_input
 def test_losses_and_scores_need_labels() -> None:
     for loss in (RelativeL2(), WeightedSum([(1.0, RelativeL2()), (1.0, RESIDUAL.loss(weight=1.0))])):
-        with pytest.raises(ShapeError, match="targets"):
+        with pytest.raises(ShapeError, match="predictions of shape"):
             trained(operator(), UNLABELLED, loss=loss)
     predicted = LastLayerLaplace(noise=0.1).fit(operator(), PAIRS)(PAIRS.inputs)
     with pytest.raises(ShapeError, match="truth of shape"):

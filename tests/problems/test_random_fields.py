@@ -197,5 +197,5 @@ def test_bad_calls() -> None:
         distribution.standard_deviation(Grid.uniform((16,)))
     with pytest.raises(ShapeError, match=r"\(n, 80\)"):
         distribution.evaluate(coefficients[:, :-1], Grid.uniform((16, 16)))
-    with pytest.raises(ShapeError, match="2 axes"):
+    with pytest.raises(ShapeError, match="2 vectors"):
         distribution.evaluate_on_axes(coefficients, [torch.zeros(1).double()])

@@ -146,5 +146,5 @@ def test_errors() -> None:
         BandField(prediction.mean, half_width=prediction.half_width[:1], grid=GRID)
     with pytest.raises(ShapeError, match="mean of shape"):
         BandField(prediction.mean, half_width=prediction.half_width, grid=GRID.resized((8,)))
-    with pytest.raises(ShapeError, match="outputs of 1 channels"):
+    with pytest.raises(ShapeError, match="1 channels of outputs"):
         band.coverage(FieldPairs(data.inputs, pairs(12, channels=2).outputs))

@@ -119,5 +119,5 @@ def test_errors() -> None:
     broken = Field(torch.full((12, 1, 16), math.inf).double(), GRID)
     with pytest.raises(DataError, match="calibration outputs"):
         conformal_scores(Synthetic(), FieldPairs(data.inputs, broken))
-    with pytest.raises(ShapeError, match="outputs of 2 channels"):
+    with pytest.raises(ShapeError, match="2 channels of outputs"):
         conformal_scores(Synthetic(channels=2), FieldPairs(pairs(12, channels=2).inputs, data.outputs))

@@ -270,7 +270,7 @@ def test_what_cannot_be_scaled_is_refused() -> None:
         LeadScale().fit(forecast, truth)(forecast_and_truth(3, steps=3)[0])
     with pytest.raises(ShapeError, match="1 channels"):
         LeadScale().fit(forecast, truth)(forecast_and_truth(3, steps=2, channels=2)[0]).at(1)
-    with pytest.raises(ShapeError, match="trajectories of 3 functions"):
+    with pytest.raises(ShapeError, match="3 true trajectories"):
         LeadScale().fit(forecast, single)
     with pytest.raises(ArgumentError, match="a lead up to 2"):
         LeadScale().fit(forecast_and_truth(3, steps=3)[0], truth)

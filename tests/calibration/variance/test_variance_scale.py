@@ -241,7 +241,7 @@ def test_errors() -> None:
         VarianceScale(separate=False).fit(Synthetic(noise=0.0), data)
     with pytest.raises(CalibrationError, match="nothing to calibrate"):
         VarianceScale(separate=False).fit(Synthetic(), FieldPairs(data.inputs, data.inputs))
-    with pytest.raises(ShapeError, match="outputs of 1 channels"):
+    with pytest.raises(ShapeError, match="1 channels of outputs"):
         VarianceScale(separate=False).fit(Synthetic(), FieldPairs(data.inputs, pairs(5, channels=2).outputs))
     broken = data.outputs.values.clone()
     broken[2, 0, 1] = torch.nan

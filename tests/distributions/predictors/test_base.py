@@ -71,7 +71,7 @@ class TestBadInput:
             WeightSpace()(INPUTS.values)  # type: ignore[arg-type]
 
     def test_inputs_of_other_channels(self) -> None:
-        with pytest.raises(ShapeError, match=r"inputs of 1 channels; got 3"):
+        with pytest.raises(ShapeError, match=r"1 channels of inputs; got 3"):
             WeightSpace()(Field(torch.ones(1, 3, 8), DOMAIN))
 
     def test_inputs_that_are_not_finite(self) -> None:
