@@ -84,7 +84,7 @@ class Reader:
             FileError: If anything is not as the schema has it.
         """
         kind = metadata.get("kind")
-        if kind in _LATE:
+        if isinstance(kind, str) and kind in _LATE:
             getattr(importlib.import_module("probneural"), _LATE[kind])
         if kind not in (kinds.FOREIGN, *KINDS):
             raise FileError(expected="a file of pn.save", got=str(kind)[:80], remedy="is this a fit's checkpoint?")
