@@ -252,7 +252,7 @@ class TestBadResampling:
             resample(torch.ones(5), scattered(5, 1), Grid.uniform(4))
 
     def test_to_another_dimension(self) -> None:
-        with pytest.raises(ShapeError, match=r"points of shape \(m, 1\)"):
+        with pytest.raises(GridError, match=r"points of shape \(m, 1\)"):
             resample(torch.ones(4), Grid.uniform(4), scattered(5, 2))
 
     @pytest.mark.parametrize(

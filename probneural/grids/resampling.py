@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.checks import check_shape
 from probneural.contexts import outside_of_export, outside_of_transforms
 from probneural.errors import GridError
 from probneural.grids.axes import read_line, transfer
@@ -55,7 +54,9 @@ def interpolation_matrix(grid: Grid, points: Tensor, *, orders: Sequence[int] | 
 def _check_readable(grid: Grid, points: Tensor) -> None:
     """Raise a GridError unless the grid is uniform, and the points lie within its domain."""
     check_grid(grid, uniform=True, remedy="evaluate the operator there by query=")
-    check_shape(points, "points", "m", grid.dimension, remedy="one row per point")
+    if points.ndim != 2 or points.shape[1] != grid.dimension:
+        expected = f"points of shape (m, {grid.dimension})"
+        raise GridError(expected=expected, got=str(tuple(points.shape)), remedy="one row per point")
     for number, axis in enumerate(grid.axes):
         along = points[:, number]
         slack = 1e-9 * axis.length

@@ -272,7 +272,7 @@ class TestBadFunctionals:
             stack([integral(self.GRID), integral(self.SCATTERED)])
 
     def test_locations_of_another_dimension_or_outside(self) -> None:
-        with pytest.raises(ShapeError, match=r"points of shape \(m, 2\)"):
+        with pytest.raises(GridError, match=r"points of shape \(m, 2\)"):
             sensors(self.GRID, [[0.5]])
         with pytest.raises(GridError, match=r"points in \[0, 1\]"):
             sensors(Grid.uniform(4, periodic=False), [[1.5]])
