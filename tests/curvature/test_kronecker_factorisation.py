@@ -413,7 +413,7 @@ def test_bad_rows() -> None:
 @pytest.mark.bad_input
 def test_modules_that_do_not_fit() -> None:
     layout = ParameterVector.of(nn.Linear(2, 3))
-    for module, message in ((nn.Linear(3, 3), r"of shapes .*3, 2"), (nn.Sequential(nn.Linear(2, 3)), "one of 0.weight")):
+    for module, message in ((nn.Linear(3, 3), r"of shapes .*3, 2"), (nn.Sequential(nn.Linear(2, 3)), "among 0.weight")):
         with pytest.raises(ArgumentError, match=message):
             matrix_blocks(layout, module)
     for words in ("row", "row column column", "row pair column", "rows columns", "row ... column ...", "... row column pair"):

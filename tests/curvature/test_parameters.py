@@ -84,7 +84,7 @@ def test_subsets_in_the_modules_order(chosen: list[str], names: tuple[str, ...])
 def test_errors() -> None:
     module = Mixed()
     for name in ("firs", "first.", "nested.2", ""):
-        with pytest.raises(ArgumentError, match="one of"):
+        with pytest.raises(ArgumentError, match="parameters among"):
             ParameterVector.of(module, ["spectrum", name])
     with pytest.raises(ArgumentError, match="a module with parameters"):
         ParameterVector.of(nn.Tanh())

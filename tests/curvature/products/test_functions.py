@@ -202,7 +202,7 @@ def test_refuses_other_kinds_and_dtypes(kind: str) -> None:
     theta, vectors = case.parameters, block(case, kind, 2)
     other = torch.float32 if theta.dtype == torch.float64 else torch.float64
     for first, second in ((theta.to(other), vectors), (theta, vectors.to(other))):
-        with pytest.raises(DataError, match=f"of {theta.dtype}; got {other}"):
+        with pytest.raises(DataError, match=f"of the problem's {theta.dtype}; got {other}"):
             applied(kind, case.problem)(first, second)
 
 
