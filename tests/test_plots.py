@@ -383,7 +383,7 @@ def evaluated(outputs: Field, *, objectives: int = 1) -> Evaluations:
     """Four evaluations, the second infeasible."""
     first, second = torch.tensor([1.0, 5.0, 2.0, 1.5]).double(), torch.tensor([3.0, 9.0, 1.0, 2.5]).double()
     goals = {"drag": first, "lift": second} if objectives == 2 else {"drag": first}
-    constraint = {"load": torch.tensor([-1.0, 1.0, -1.0, 0.0])}
+    constraint = {"load": torch.tensor([-1.0, 1.0, -1.0, 0.0]).double()}
     return Evaluations(torch.rand(4, 2).double(), goals, constraints=constraint, pairs=FieldPairs(outputs, outputs))
 
 

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from probneural.checks import assign, check_flag, check_instance, check_integer, check_real
+from probneural.checks import check_flag, check_instance, check_integer, check_real
 from probneural.contexts import without_gradients
 from probneural.displays import html_table
 from probneural.distributions.base import FieldDistribution
@@ -114,10 +114,6 @@ class Scores:
     reasons: Mapping[str, str] = field(default_factory=dict)
     is_uncalibrated: bool = False
     level_coverages: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Convert the list of coverages in JSON to a tuple."""
-        assign(self, level_coverages=tuple(self.level_coverages))
 
     def to_dict(self) -> dict[str, Any]:
         """Return numbers for JSON by name, None for scores that are missing or not finite, and `reasons`."""

@@ -57,7 +57,9 @@ class TestScores:
             FileError: If a number is missing.
         """
         try:
-            return cls(**{**values, "scores": Scores(**values["scores"])})
+            scores = {"level_coverages": (), **values["scores"]}
+            scores["level_coverages"] = tuple(scores["level_coverages"])  # a list in JSON
+            return cls(**{**values, "scores": Scores(**scores)})
         except (KeyError, TypeError) as error:
             raise FileError(expected="the scores of a run", got=str(error), remedy="remove scores.json, and repeat") from error
 
