@@ -84,7 +84,7 @@ def test_stale_outputs_are_found(
 
 
 def test_the_server_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clients = pytest.importorskip("fastapi.testclient", reason="FastAPI and httpx are in the extra dev")
+    clients = pytest.importorskip("fastapi.testclient", reason="FastAPI and httpx are in the extra test")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "serve.py").write_text(runs.small("serve"), encoding="utf-8")

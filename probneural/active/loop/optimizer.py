@@ -6,6 +6,7 @@ import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -14,6 +15,7 @@ from botorch.acquisition.logei import qLogNoisyExpectedImprovement, qLogProbabil
 from botorch.acquisition.multi_objective.logei import qLogNoisyExpectedHypervolumeImprovement
 from botorch.acquisition.multi_objective.objective import GenericMCMultiOutputObjective
 from botorch.acquisition.objective import GenericMCObjective
+from botorch.generation.gen import gen_candidates_scipy
 from botorch.optim.optimize import optimize_acqf
 from botorch.posteriors.torch import TorchPosterior
 from botorch.sampling.get_sampler import get_sampler
@@ -43,10 +45,11 @@ from probneural.randomness import stream_seed
 
 Goal: TypeAlias = Callable[[Tensor], Tensor]
 """Map from the numbers that a functional reads, `(..., m)`, to one number each, `(...)`."""
-_DRAWS, _RAW, _RESTARTS = 64, 128, 4
-"""Posterior draws of the acquisition function, random designs it is evaluated at, and starts of its maximisation."""
-_SEARCH: dict[str, Any] = {"maxiter": 60, "factr": None, "ftol": 1e-5}
-"""Options of its maximisation; a smaller tolerance makes line searches fail at the rounding errors of the posterior."""
+_DRAWS, _RAW, _RESTARTS, _ITERATIONS = 64, 128, 4, 60
+"""Posterior draws of the acquisition function, random designs it is evaluated at, and starts and steps of its maximisation."""
+_maximised = partial(gen_candidates_scipy, use_parallel_mode=False)
+"""Maximisation of one start after the other: draws of a `KernelOperator` depend on the number of designs in a call, and would
+change within a line search when BoTorch's parallel mode drops a start that has converged."""
 _GOAL, _PLAN = "give a function of numbers (..., m)", "give LearningPlan(initial=9, batch=4, seed=0)"
 _ACQUISITION = "give a function that returns a BoTorch acquisition function"
 _NEAREST = 1e-9
@@ -68,12 +71,12 @@ class _InOrder(Selector):
 class Optimizer:
     """Maximise an objective of the output field over designs in the unit cube, by Bayesian optimisation.
 
-    The first designs are a Sobol sequence. Each round then fits the head to all results and maximises an acquisition function
-    of an [`OperatorModel`][probneural.active.OperatorModel] for several designs, one after the other, each conditioned on those
-    before it. The posterior is over the numbers that `functional` reads from the field, and the objective is a known function
-    of them. The engine is that of [`ActiveLearner`][probneural.active.ActiveLearner]: results and choices are stored, a loop
-    that was killed continues with the same arguments and store, failed simulations are left out. Computations are in double
-    precision, those of an operator too.
+    The first designs are points of a Sobol sequence. Each round then fits the head to all results and maximises an acquisition
+    function of an [`OperatorModel`][probneural.active.OperatorModel] for several designs, one after the other, each conditioned
+    on those before it. The posterior is over the numbers that `functional` reads from the field, and the objective is a known
+    function of them. The engine is that of [`ActiveLearner`][probneural.active.ActiveLearner]: results and choices are stored, a
+    loop that was killed continues with the same arguments and store, failed simulations are left out. Computations are in
+    double precision, those of an operator too.
 
     Args:
         simulator: A problem, or a callable from a Field of inputs to the Field of their outputs; None for `ask` and `tell`.
@@ -89,8 +92,8 @@ class Optimizer:
         constraints: Functions like the objective, by name; feasible where at most 0.
         acquisition: Called as `acquisition(model, baseline, objective=..., constraints=..., sampler=...)` with evaluated
             designs `(n, d)` and BoTorch's objective and constraints, with several objectives also `ref_point=`; by default
-            `qLogNoisyExpectedImprovement`, or `qLogNoisyExpectedHypervolumeImprovement`; `qLogProbabilityOfFeasibility` until a
-            feasible design is known.
+            `qLogNoisyExpectedImprovement`, or `qLogNoisyExpectedHypervolumeImprovement`; `qLogProbabilityOfFeasibility` while
+            the model predicts none of them to be feasible.
         training: The operator, and its training; none by default.
         plan: Designs of the Sobol sequence, `initial`; designs of a round, `batch`; and the seed. By default 2 d + 1, 4 and 0.
         simulation: Workers, time limits and progress bars.
@@ -252,7 +255,8 @@ class Optimizer:
             q=count,
             num_restarts=_RESTARTS,
             raw_samples=_RAW,
-            options=_SEARCH | {"seed": seed},
+            options={"maxiter": _ITERATIONS, "seed": seed, "max_optimization_problem_aggregation_size": 1},
+            gen_candidates=_maximised,
             sequential=True,
         )
         designs = _distinct(designs.detach().clamp(0.0, 1.0), evaluations.designs, seed=seed)
