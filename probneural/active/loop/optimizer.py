@@ -74,9 +74,9 @@ class Optimizer:
     The first designs are points of a Sobol sequence. Each round then fits the head to all results and maximises an acquisition
     function of an [`OperatorModel`][probneural.active.OperatorModel] for several designs, one after the other, each conditioned
     on those before it. The posterior is over the numbers that `functional` reads from the field, and the objective is a known
-    function of them. The engine is that of [`ActiveLearner`][probneural.active.ActiveLearner]: results and choices are stored, a
-    loop that was killed continues with the same arguments and store, failed simulations are left out. Computations are in
-    double precision, those of an operator too.
+    function of them. The engine is that of [`ActiveLearner`][probneural.active.ActiveLearner]: results and choices are
+    stored, a loop that was killed continues with the same arguments and store, failed simulations are left out. Computations
+    are in double precision, those of an operator too.
 
     Args:
         simulator: A problem, or a callable from a Field of inputs to the Field of their outputs; None for `ask` and `tell`.
