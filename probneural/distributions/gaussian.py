@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.checks import (
@@ -36,7 +36,7 @@ from probneural.distributions.base import (
     sample_size,
 )
 from probneural.distributions.constraints import ROW_ROUNDING, Constraint, Residual, checked, find_mode
-from probneural.distributions.intervals import log_density_of_function, log_density_of_values
+from probneural.distributions.intervals import SharedModes, log_density_of_function, log_density_of_values
 from probneural.distributions.latent import Latent, Seeds, SelectedFunctions, checked_seeds, digest
 from probneural.distributions.roots.base import Root
 from probneural.distributions.roots.modulated import weigh
@@ -448,7 +448,7 @@ class GaussianField(FieldDistribution):
         variance = noise_variance(noise, tuple(residual.shape), residual)
         if not joint:
             return log_density_of_values(residual, std=self.standard_deviation.to(residual), noise=variance)
-        density = residual.new_empty(len(self))
+        density, modes = residual.new_empty(len(self)), SharedModes()
         for index in range(len(self)):  # one sample at a time: c * p * k entries in float64, or a Gram matrix
             root, white = self._each.marginal(index).without_white()
             noisy = variance[index].flatten() + white.flatten().to(variance)
@@ -457,16 +457,17 @@ class GaussianField(FieldDistribution):
                 root = None if root is None else weigh(root, counted.to(root.like).expand(root.shape[:3]))
                 everywhere = counted.expand(len(residual[index]), -1).flatten().to(noisy)
                 noisy, distance = torch.where(everywhere > 0, noisy, 1.0), distance * everywhere
-            density[index] = log_density_of_function(root, distance, noise=noisy, dtype=self._precision)
+            shared = modes.log_density(root, distance, noise=noisy) if counted is None else None
+            if shared is None:
+                shared = log_density_of_function(root, distance, noise=noisy, dtype=self._precision)
+            density[index] = shared
             if counted is not None:
                 density[index] += 0.5 * LOG_TWO_PI * float((everywhere == 0).sum())
         return density
 
     def _counted(self, index: int) -> Float[Tensor, " p"] | None:
         """1 at the points of a sample, 0 at its padding; None without padding."""
-        if not (self.grid.has_points_per_sample and self.grid.is_masked):
-            return None
-        return self.grid.observed[index].to(torch.float64)
+        return self.grid.observed[index].to(torch.float64) if _is_padded(self.grid) else None
 
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> GaussianField:
         """Select samples; they stay coherent with the others through the latent."""
@@ -546,6 +547,16 @@ def around(u: GaussianField, mean: Float[Tensor, "n c *grid"]) -> GaussianField:
     """The deviations of a field around another mean."""
     field = GaussianField(mean, u.root, latent=u.latent, grid=u.grid, discrepancy=u.discrepancy)
     return of_functions(inherit(field, u), u._functions.anew())
+
+
+def _is_padded(grid: Grid) -> bool:
+    return grid.has_points_per_sample and grid.is_masked
+
+
+def density_sizes(u: GaussianField) -> Float64[Tensor, " n"]:
+    """Number of values of each sample in its joint density: all but the padding."""
+    points = u.grid.observed.sum(-1) if _is_padded(u.grid) else torch.full((len(u),), u.grid.size)
+    return u.mean.shape[1] * points.to(torch.float64)
 
 
 def _check_update(update: LatentUpdate) -> None:

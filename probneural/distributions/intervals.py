@@ -12,10 +12,18 @@ from torch import Tensor
 
 from probneural.checks import check_shape, real_tensor
 from probneural.distributions.roots.base import DenseRoot, Root, root_sum_of_squares, square_root
+from probneural.distributions.roots.modulated import ModulatedRoot
+from probneural.distributions.roots.sums import SideBySideRoot
 from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field
 from probneural.linear_algebra.conditioning import increment
-from probneural.linear_algebra.densities import LOG_TWO_PI, log_density, log_density_of_gram, log_density_without_noise
+from probneural.linear_algebra.densities import (
+    LOG_TWO_PI,
+    CommonModes,
+    log_density,
+    log_density_of_gram,
+    log_density_without_noise,
+)
 
 ENOUGH_MEMBERS = 100
 """Minimum number of effective members for empirical quantiles; with fewer, quantiles are Gaussian."""
@@ -25,6 +33,10 @@ _RESOLVED = torch.finfo(torch.float64).eps
 """Relative width of the final bracket of the bisection, in units of the quantile and the smallest deviation."""
 _ROUNDING = 1e-12
 """Relative distance from a zero-variance component within which a quantile equals that component."""
+_EQUAL_RATIO = 1e-6
+"""Relative difference of ratios of standard deviations that count as equal: some rounding errors in float32."""
+_LARGEST_TRACE = 1e9
+"""Largest trace of the whitened modes' Gram matrix: log densities have errors of 1e-4 nats for hundreds of modes."""
 _LARGEST_DENSE = 2**24
 """Maximum number of entries of one sample's root for densities by the dense root (128 MiB in float64)."""
 _CHUNK_ELEMENTS = 2**20
@@ -265,6 +277,38 @@ def log_density_of_function(
     density = log_density_without_noise(torch.cat([matrix, columns], dim=1), residual, dtype=dtype)
     _check_positive(~density.isnan())
     return density
+
+
+class SharedModes:
+    """Log densities of samples whose discrepancies have modes, and their ratio to the white noise, in common.
+
+    The modes are then factored once. Their standard deviations may vary over points and samples with those of the noise.
+    """
+
+    def __init__(self) -> None:
+        self._ratio: Float64[Tensor, "c 1"] | None = None
+        self._modes: CommonModes | None = None
+
+    def log_density(
+        self, root: Root | None, residual: Float64[Tensor, " cp"], *, noise: Float64[Tensor, " cp"]
+    ) -> Float64[Tensor, ""] | None:
+        """Log density of one sample's values, in nats, as in `log_density_of_function`; None for another discrepancy."""
+        if not (isinstance(root, SideBySideRoot) and isinstance(root.second, ModulatedRoot)) or root.second.is_per_sample:
+            return None
+        is_recorded = torch.is_grad_enabled() and any(each.requires_grad for each in (root.like, residual, noise))
+        if is_recorded or not bool((noise > 0).all()):
+            return None
+        std = noise.sqrt().unflatten(0, root.shape[1:3])
+        ratio = root.second.std[0].to(std) / std
+        if self._ratio is None:
+            self._ratio = ratio.mean(1, keepdim=True)
+            if float(self._ratio.square().sum()) * root.shape[2] <= _LARGEST_TRACE:
+                self._modes = CommonModes(self._ratio[..., None] * root.second.modes.to(std))
+        if self._modes is None or not torch.allclose(ratio, self._ratio.expand_as(ratio), rtol=_EQUAL_RATIO, atol=0.0):
+            return None
+        whitened = residual.unflatten(0, root.shape[1:3]) / std
+        density: Tensor = self._modes.log_density(root.first.dense()[0].to(std) / std[..., None], whitened) - std.log().sum()
+        return density
 
 
 def _check_positive(variance: Tensor) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -9,10 +11,12 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.checks import check_instance, real_tensor
-from probneural.distributions.base import check_deviation_factors, held_variance, inherit, noise_variance
-from probneural.distributions.gaussian import GaussianField, around
+from probneural.distributions.base import FieldDistribution, check_deviation_factors, held_variance, inherit, noise_variance
+from probneural.distributions.gaussian import GaussianField, around, density_sizes
+from probneural.distributions.intervals import check_probabilities, mixture_quantiles
 from probneural.distributions.mixture import MixtureField, checked_weights, choose
 from probneural.distributions.roots.base import root_sum_of_squares
+from probneural.distributions.roots.sums import SideBySideRoot
 from probneural.errors import ArgumentError
 from probneural.functionals import Functional
 
@@ -133,6 +137,32 @@ class ScaleMixtureField(MixtureField):
         observed = noise_variance(noise, tuple(std.shape), std).sqrt()
         return [root_sum_of_squares(scale * std, observed) for scale in self.scales.tolist()]
 
+    def _has_noise(self, noise: float | Tensor) -> bool:
+        return bool((noise_variance(noise, tuple(self.mean.shape), self.mean) > 0).any())
+
+    def _log_densities(
+        self, values: Float[Tensor, "n c *grid"], held: list[bool], *, noise: float | Tensor, joint: bool
+    ) -> list[Tensor]:
+        if self._has_noise(noise):
+            return super()._log_densities(values, held, noise=noise, joint=joint)
+        # log N(y; m, s² C) = log N(m; m, C) - M log s - q / (2 s²) for M values, q / 2 = log N(m; m, C) - log N(y; m, C)
+        at_mean = self.field.log_prob(self.field.mean, joint=joint)
+        half = at_mean - self.field.log_prob(values, joint=joint)
+        count = density_sizes(self.field).to(half) if joint else 1.0
+        return [at_mean - count * math.log(scale) - half / scale**2 for scale in itertools.compress(self.scales.tolist(), held)]
+
+    def quantile(
+        self, q: float | Sequence[float] | Tensor, *, noise: float | Float[Tensor, "..."] = 0.0
+    ) -> Float64[Tensor, "*k n c *grid"]:
+        """Quantiles of every value; see the base class. Without noise they are the mean plus multiples of the deviation."""
+        if self._has_noise(noise):
+            return super().quantile(q, noise=noise)
+        probabilities, weights = check_probabilities(q), self.weights.reshape(len(self.scales), -1).to("cpu", torch.float64)
+        scales = self.scales[:, None].expand_as(weights)
+        units = mixture_quantiles(torch.zeros_like(scales), scales, weights, probabilities.reshape(-1))
+        mean, std = (part.to(torch.float64) for part in (self.field.mean, self.field.standard_deviation))
+        return mean + units.to(mean).reshape(*probabilities.shape, weights.shape[1], *(1,) * (mean.ndim - 1)) * std
+
     def _changed(self, change: Callable[[GaussianField], GaussianField], weights: Float64[Tensor, "k *n"]) -> ScaleMixtureField:
         return ScaleMixtureField(change(self.field), self.scales, weights=weights)
 
@@ -154,6 +184,19 @@ class ScaleMixtureField(MixtureField):
         per_channel = self.weights.ndim == 1
         factors = self._factor.sqrt().expand(shape[1]) if per_channel else self.variance_factor.sqrt().expand(shape)
         return inherit(self.field.scale(factors), self)
+
+
+def coupled(u: FieldDistribution) -> FieldDistribution:
+    """Return a field whose samples share the latents of their discrepancy, if it is Gaussian or a scale mixture.
+
+    Each sample keeps its distribution, and draws of all samples cost as many random numbers as those of one.
+    """
+    if isinstance(u, ScaleMixtureField):
+        return inherit(ScaleMixtureField(coupled(u.field), u.scales, weights=u.weights), u)  # type: ignore[arg-type]
+    if not isinstance(u, GaussianField) or u.discrepancy is None:
+        return u
+    root = SideBySideRoot(u.root, u.discrepancy)
+    return inherit(GaussianField(u.mean, root, latent=f"{u.latent.id}|coupled", grid=u.grid), u)
 
 
 def checked_scales(scales: Float[Tensor, " k"]) -> Float64[Tensor, " k"]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Float64
@@ -164,6 +166,44 @@ def log_density_of_gram(
     log_determinant = 2.0 * (triangle.diagonal(dim1=-2, dim2=-1).log() + size.log()).sum(-1)
     density = normal_log_density(whitened.square().sum(-1), log_determinant, residual)
     return torch.where(spectrum[..., 0] > least * spectrum[..., -1], density, math.nan)
+
+
+@dataclass(frozen=True, eq=False)
+class CommonModes:
+    """Covariance I + M M^T of whitened values, factored once for the log densities of many samples.
+
+    Args:
+        modes: M, `(c, p, r)`, dimensionless; channels are independent.
+    """
+
+    modes: Float64[Tensor, "c p r"]
+
+    @cached_property
+    def triangle(self) -> Float64[Tensor, "c r r"]:
+        """Lower Cholesky factors L of I + M^T M."""
+        identity = torch.eye(self.modes.shape[2], dtype=self.modes.dtype, device=self.modes.device)
+        return torch.linalg.cholesky(self.modes.mT @ self.modes + identity)
+
+    def log_density(self, root: Float64[Tensor, "c p k"], residual: Float64[Tensor, "c p"]) -> Float64[Tensor, ""]:
+        """Log density of a whitened residual under N(0, I + M M^T + A A^T), for the whitened root A of one sample."""
+        # S = I + A^T (I + M M^T)^-1 A, and g = A^T (I + M M^T)^-1 w, with (I + M M^T)^-1 = I - M L^-T L^-1 M^T
+        system = torch.eye(root.shape[2] + 1, dtype=root.dtype, device=root.device)
+        projected = []
+        for modes, triangle, columns in zip(self.modes, self.triangle, torch.cat([root, residual[..., None]], 2), strict=True):
+            used = (columns != 0).any(0).nonzero()[:, 0]  # a channel may have latent dimensions of its own
+            columns = columns[:, used]
+            projected.append(torch.linalg.solve_triangular(triangle, modes.mT @ columns, upper=False))
+            system[used[:, None], used] += columns.mT @ columns - projected[-1].mT @ projected[-1]
+            projected[-1] = projected[-1].new_zeros(len(triangle), len(system)).index_copy(1, used, projected[-1])
+        factor = torch.linalg.cholesky(system[:-1, :-1])
+        latent = torch.cholesky_solve(system[:-1, -1:], factor)  # z_A = S^-1 g
+        whole = torch.stack(projected)
+        # z_M = L^-T L^-1 M^T (w - A z_A), distance |w - A z_A - M z_M|^2 + |z_A|^2 + |z_M|^2
+        along = torch.linalg.solve_triangular(self.triangle.mT, whole[..., -1:] - whole[..., :-1] @ latent, upper=True)
+        remainder = residual[..., None] - root @ latent - self.modes @ along
+        quadratic = remainder.square().sum() + latent.square().sum() + along.square().sum()
+        diagonals = [part.diagonal(dim1=-2, dim2=-1).log().sum() for part in (factor, self.triangle)]
+        return normal_log_density(quadratic, 2.0 * sum(diagonals), residual.flatten())  # type: ignore[arg-type]
 
 
 def normal_log_density(quadratic: Tensor, log_determinant: Tensor, residual: Tensor) -> Tensor:

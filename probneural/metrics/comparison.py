@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -13,10 +14,13 @@ from probneural.distributions.base import FieldDistribution, check_values, noise
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.latent import draw_stream
 from probneural.distributions.mixture import MixtureField
+from probneural.distributions.scale_mixture import ScaleMixtureField, coupled
 from probneural.errors import DataError, GridError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid
 
+_DRAWN_VALUES = 2**22
+"""Values that are drawn at a time (16 MiB in float32)."""
 _ROUNDING = 8.0
 """Errors and deviations up to this many units in the last place of a sample's largest value count as zero."""
 
@@ -153,6 +157,31 @@ class RepeatedDraws:
         if self._numbers is None or tuple(self._numbers.shape) != shape:
             self._numbers = torch.randn(shape, generator=draw_stream(self._seed), dtype=torch.float64, device="cpu")
         return u.rsample(torch.Size([count]), base_samples=self._numbers).detach()
+
+    def pieces(
+        self, u: FieldDistribution, count: int, *, samples: int, joint: bool = False
+    ) -> Iterator[tuple[slice, Float[Tensor, "s b c *grid"]]]:
+        """Rows of `samples` consecutive samples, and `count` draws from them.
+
+        Args:
+            u: The field.
+            count: Number of draws.
+            samples: Samples per piece.
+            joint: Whether samples of a piece are drawn from their joint distribution; else each from its own.
+        """
+        size = u.mean[0].numel()
+        field = u.field if isinstance(u, ScaleMixtureField) else u
+        is_wide = isinstance(field, GaussianField) and field.latent.rank > size  # one sample then needs fewer random numbers
+        together = 1
+        if not joint and not is_wide:
+            u = coupled(u)
+            together = max(1, _DRAWN_VALUES // (samples * count * size))  # products of several pieces share work
+        step = 1 if is_wide and not joint else samples * together
+        for start in range(0, len(u), step):
+            drawn = self.of(u.marginal(start) if step == 1 and not joint else u[start : start + step], count)
+            for first in range(0, drawn.shape[1], samples):
+                part = drawn[:, first : first + samples]
+                yield slice(start + first, start + first + part.shape[1]), part
 
 
 def check_comparison(comparison: object) -> Comparison:

@@ -9,9 +9,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.checks import check_floating
-from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
-from probneural.distributions.gaussian import GaussianField
 from probneural.errors import DataError, UnsupportedError
 from probneural.metrics.comparison import Comparison, RepeatedDraws, check_comparison
 from probneural.randomness import check_seed, stream
@@ -170,19 +168,13 @@ class ObservedDraws:
             self.weights = comparison.truth.new_full((draws,), 1.0 / draws)
         self._comparison, self._is_noisy = comparison, is_noisy
         self._repeated, self._noise = RepeatedDraws(seed), noise
-        self._functions = max(1, _CHUNK_NUMBERS // (len(self.weights) * width)) if self.are_members or _is_shared(u) else 1
+        self._samples = max(1, _CHUNK_NUMBERS // (len(self.weights) * width))
 
     def __iter__(self) -> Iterator[tuple[Float64[Tensor, "s b c *grid"], Float64[Tensor, "b c *grid"]]]:
         """Yield draws and truth of consecutive samples, some at a time."""
-        u, truth = self._comparison.distribution, self._comparison.truth
-        white: Tensor | None = None
-        for start in range(0, truth.shape[0], self._functions):
-            rows = slice(start, min(start + self._functions, truth.shape[0]))
-            if isinstance(u, EmpiricalField) and self.are_members:
-                drawn = u.samples[:, rows].detach().to(truth)
-            else:
-                fields = u.marginal(start) if self._functions == 1 else u[rows]
-                drawn = self._repeated.of(fields, len(self.weights)).to(truth)
+        truth, white = self._comparison.truth, None
+        for rows, values in self._pieces():
+            drawn = values.to(truth)
             if self._is_noisy:
                 # All samples can share the noise of many draws: each score has the right distribution. With few members, shared
                 # noise would not average out.
@@ -192,7 +184,11 @@ class ObservedDraws:
                 drawn = drawn + self._comparison.noise[rows].sqrt() * white
             yield drawn, truth[rows]
 
-
-def _is_shared(u: FieldDistribution) -> bool:
-    """Whether one sample uses the same random numbers as several, so that batches do not change the draws."""
-    return isinstance(u, GaussianField) and len(u) > 1 and u.base_shape == u[:2].base_shape == u.marginal(0).base_shape
+    def _pieces(self) -> Iterator[tuple[slice, Tensor]]:
+        u = self._comparison.distribution
+        if not (isinstance(u, EmpiricalField) and self.are_members):
+            yield from self._repeated.pieces(u, len(self.weights), samples=self._samples)
+            return
+        for start in range(0, len(u), self._samples):
+            rows = slice(start, start + self._samples)
+            yield rows, u.samples[:, rows].detach()

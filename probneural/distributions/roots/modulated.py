@@ -42,7 +42,7 @@ class ModulatedRoot(Root):
         return self.std
 
     @property
-    def _is_per_sample(self) -> bool:
+    def is_per_sample(self) -> bool:
         """Whether modes differ between samples."""
         return self.modes.ndim == 4
 
@@ -52,19 +52,19 @@ class ModulatedRoot(Root):
 
     def product(self, latents: Float[Tensor, "s k"]) -> Float[Tensor, "s n c p"]:
         """Map s latent vectors to s coherent draws."""
-        if self._is_per_sample:
+        if self.is_per_sample:
             return torch.einsum("ncpr,scr->sncp", self._modes, self._by_channel(latents)) * self.std
         waves = torch.einsum("cpr,scr->scp", self._modes, self._by_channel(latents))
         return waves[:, None] * self.std
 
     def product_each(self, latents: Float[Tensor, "n k"]) -> Float[Tensor, "n c p"]:
         """Map one latent vector per input."""
-        formula = "ncpr,ncr->ncp" if self._is_per_sample else "cpr,ncr->ncp"
+        formula = "ncpr,ncr->ncp" if self.is_per_sample else "cpr,ncr->ncp"
         return torch.einsum(formula, self._modes, self._by_channel(latents)) * self.std
 
     def transposed_product(self, values: Float[Tensor, "s n c p"]) -> Float[Tensor, "s k"]:
         """Apply the transpose of the joint map."""
-        if self._is_per_sample:
+        if self.is_per_sample:
             return torch.einsum("ncpr,sncp->scr", self._modes, values.to(self.std) * self.std).flatten(1)
         weighted = (values.to(self.std) * self.std).sum(1)
         return torch.einsum("cpr,scp->scr", self._modes, weighted).flatten(1)
@@ -72,7 +72,7 @@ class ModulatedRoot(Root):
     def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
         """Apply each input's transpose."""
         weighted = cotangents.to(self.std) * self.std[:, None]
-        formula = "ncpr,nmcp->nmcr" if self._is_per_sample else "cpr,nmcp->nmcr"
+        formula = "ncpr,nmcp->nmcr" if self.is_per_sample else "cpr,nmcp->nmcr"
         return torch.einsum(formula, self._modes, weighted).flatten(2)
 
     def row_squares(self) -> Float[Tensor, "n c p"]:
@@ -99,7 +99,7 @@ class ModulatedRoot(Root):
 
     def select(self, index: slice | Tensor) -> ModulatedRoot:
         """Select inputs."""
-        return ModulatedRoot(self.std[index], self.modes[index] if self._is_per_sample else self.modes)
+        return ModulatedRoot(self.std[index], self.modes[index] if self.is_per_sample else self.modes)
 
     def dense(self) -> Float[Tensor, "n c p k"]:
         """Form the root: a block per channel."""
