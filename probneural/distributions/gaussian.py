@@ -167,14 +167,16 @@ class GaussianField(FieldDistribution):
         if self.discrepancy is not None and len(self):
             own_rank = self.discrepancy.shape[3]
             discrepancy_latents = latents[:, self.latent.rank :].unflatten(1, (self._functions.number, own_rank))
-            discrepancy_latents = discrepancy_latents[:, self._functions.places.to(latents.device)]
+            places = self._functions.places.to(latents.device)
             if 0 < count <= len(self):
-                discrepancies = torch.stack([self.discrepancy.product_each(each) for each in discrepancy_latents])
+                for row, numbers in enumerate(discrepancy_latents):
+                    deviations[row] += self.discrepancy.product_each(numbers[places]).to(deviations)
             else:
-                rows = [self.discrepancy.select(slice(row, row + 1)) for row in range(len(self))]
-                discrepancies = torch.cat([root.product(discrepancy_latents[:, row]) for row, root in enumerate(rows)], dim=1)
-            deviations = deviations + discrepancies.to(deviations)
-        return self._mean + deviations.reshape(*sample_shape, *self._mean.shape).to(self._mean)
+                for row, place in enumerate(places.tolist()):
+                    root = self.discrepancy.select(slice(row, row + 1))
+                    deviations[:, row] += root.product(discrepancy_latents[:, place])[:, 0].to(deviations)
+        deviations = deviations.reshape(*sample_shape, *self._mean.shape).to(self._mean)
+        return deviations.add_(self._mean) if deviations.is_leaf else self._mean + deviations
 
     def draw(self, seeds: Sequence[int], *, each: bool = False) -> Float[Tensor, "..."]:
         """Evaluate coherent draws, mean + root xi(seed) + discrepancy zeta(seed); see the base class."""
@@ -441,33 +443,11 @@ class GaussianField(FieldDistribution):
         Raises:
             ArgumentError: If the density does not exist because some direction has no variance at all.
         """
-        values, joint = real_tensor(values, "values"), check_flag(joint, "joint")
-        check_values(values, tuple(self._mean.shape), "values")
-        check_finite(values, "values")
-        residual = values.to(self._mean.device, torch.float64) - self._mean.to(torch.float64)
+        joint, residual = check_flag(joint, "joint"), checked_residual(self, values)
         variance = noise_variance(noise, tuple(residual.shape), residual)
         if not joint:
             return log_density_of_values(residual, std=self.standard_deviation.to(residual), noise=variance)
-        density, modes = residual.new_empty(len(self)), SharedModes()
-        for index in range(len(self)):  # one sample at a time: c * p * k entries in float64, or a Gram matrix
-            root, white = self._each.marginal(index).without_white()
-            noisy = variance[index].flatten() + white.flatten().to(variance)
-            distance, counted = residual[index].flatten(), self._counted(index)
-            if counted is not None:  # padding takes part as standard normal values that are 0
-                root = None if root is None else weigh(root, counted.to(root.like).expand(root.shape[:3]))
-                everywhere = counted.expand(len(residual[index]), -1).flatten().to(noisy)
-                noisy, distance = torch.where(everywhere > 0, noisy, 1.0), distance * everywhere
-            shared = modes.log_density(root, distance, noise=noisy) if counted is None else None
-            if shared is None:
-                shared = log_density_of_function(root, distance, noise=noisy, dtype=self._precision)
-            density[index] = shared
-            if counted is not None:
-                density[index] += 0.5 * LOG_TWO_PI * float((everywhere == 0).sum())
-        return density
-
-    def _counted(self, index: int) -> Float[Tensor, " p"] | None:
-        """1 at the points of a sample, 0 at its padding; None without padding."""
-        return self.grid.observed[index].to(torch.float64) if _is_padded(self.grid) else None
+        return joint_log_densities(self, residual[None], noise=variance)[0]
 
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> GaussianField:
         """Select samples; they stay coherent with the others through the latent."""
@@ -551,6 +531,39 @@ def around(u: GaussianField, mean: Float[Tensor, "n c *grid"]) -> GaussianField:
 
 def _is_padded(grid: Grid) -> bool:
     return grid.has_points_per_sample and grid.is_masked
+
+
+def checked_residual(u: GaussianField, values: Float[Tensor, "n c *grid"]) -> Float64[Tensor, "n c *grid"]:
+    """Observed values minus the mean, in float64; raises for another shape or values that are not finite."""
+    values = real_tensor(values, "values")
+    check_values(values, tuple(u.mean.shape), "values")
+    check_finite(values, "values")
+    return values.to(u.mean.device, torch.float64) - u.mean.to(torch.float64)
+
+
+def joint_log_densities(
+    u: GaussianField, residuals: Float64[Tensor, "m n c *grid"], *, noise: Float64[Tensor, "n c *grid"]
+) -> Float64[Tensor, "m n"]:
+    """Joint log densities of m residuals of each sample, in nats, for variances of observation noise."""
+    each = u.root if u.discrepancy is None else SideBySideRoot(u.root, u.discrepancy)
+    densities, modes = residuals.new_empty(residuals.shape[:2]), SharedModes()
+    precision = torch.float32 if torch.float32 in (u.mean.dtype, u.root.dtype) else torch.float64
+    for index in range(len(u)):  # one sample at a time: c * p * k entries in float64, or a Gram matrix
+        root, white = each.marginal(index).without_white()
+        variance = noise[index].flatten() + white.flatten().to(noise)
+        distances, padding = residuals[:, index].flatten(1), 0.0
+        if _is_padded(u.grid):  # padding takes part as standard normal values that are 0
+            counted = u.grid.observed[index].to(torch.float64)
+            root = None if root is None else weigh(root, counted.to(root.like).expand(root.shape[:3]))
+            everywhere = counted.expand(u.mean.shape[1], -1).flatten().to(variance)
+            variance, distances = torch.where(everywhere > 0, variance, 1.0), distances * everywhere
+            padding = 0.5 * LOG_TWO_PI * float((everywhere == 0).sum())
+        density = modes.log_densities(root, distances, noise=variance)
+        if density is None:
+            parts = [log_density_of_function(root, distance, noise=variance, dtype=precision) for distance in distances]
+            density = torch.stack(parts)
+        densities[:, index] = density + padding
+    return densities
 
 
 def density_sizes(u: GaussianField) -> Float64[Tensor, " n"]:

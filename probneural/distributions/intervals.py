@@ -289,13 +289,13 @@ class SharedModes:
         self._ratio: Float64[Tensor, "c 1"] | None = None
         self._modes: CommonModes | None = None
 
-    def log_density(
-        self, root: Root | None, residual: Float64[Tensor, " cp"], *, noise: Float64[Tensor, " cp"]
-    ) -> Float64[Tensor, ""] | None:
-        """Log density of one sample's values, in nats, as in `log_density_of_function`; None for another discrepancy."""
+    def log_densities(
+        self, root: Root | None, residuals: Float64[Tensor, "m cp"], *, noise: Float64[Tensor, " cp"]
+    ) -> Float64[Tensor, " m"] | None:
+        """Log densities of one sample's values, in nats, as in `log_density_of_function`; None for another discrepancy."""
         if not (isinstance(root, SideBySideRoot) and isinstance(root.second, ModulatedRoot)) or root.second.is_per_sample:
             return None
-        is_recorded = torch.is_grad_enabled() and any(each.requires_grad for each in (root.like, residual, noise))
+        is_recorded = torch.is_grad_enabled() and any(each.requires_grad for each in (root.like, residuals, noise))
         if is_recorded or not bool((noise > 0).all()):
             return None
         std = noise.sqrt().unflatten(0, root.shape[1:3])
@@ -306,9 +306,8 @@ class SharedModes:
                 self._modes = CommonModes(self._ratio[..., None] * root.second.modes.to(std))
         if self._modes is None or not torch.allclose(ratio, self._ratio.expand_as(ratio), rtol=_EQUAL_RATIO, atol=0.0):
             return None
-        whitened = residual.unflatten(0, root.shape[1:3]) / std
-        density: Tensor = self._modes.log_density(root.first.dense()[0].to(std) / std[..., None], whitened) - std.log().sum()
-        return density
+        whitened = root.first.dense()[0].to(std) / std[..., None]
+        return self._modes.log_densities(whitened, residuals.unflatten(1, std.shape) / std) - std.log().sum()
 
 
 def _check_positive(variance: Tensor) -> None:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from probneural.checks import check_instance, real_tensor
 from probneural.distributions.base import FieldDistribution, check_deviation_factors, held_variance, inherit, noise_variance
-from probneural.distributions.gaussian import GaussianField, around, density_sizes
-from probneural.distributions.intervals import check_probabilities, mixture_quantiles
+from probneural.distributions.gaussian import GaussianField, around, checked_residual, density_sizes, joint_log_densities
+from probneural.distributions.intervals import check_probabilities, log_density_of_values, mixture_quantiles
 from probneural.distributions.mixture import MixtureField, checked_weights, choose
 from probneural.distributions.roots.base import root_sum_of_squares
 from probneural.distributions.roots.sums import SideBySideRoot
@@ -146,10 +146,19 @@ class ScaleMixtureField(MixtureField):
         if self._has_noise(noise):
             return super()._log_densities(values, held, noise=noise, joint=joint)
         # log N(y; m, s² C) = log N(m; m, C) - M log s - q / (2 s²) for M values, q / 2 = log N(m; m, C) - log N(y; m, C)
-        at_mean = self.field.log_prob(self.field.mean, joint=joint)
-        half = at_mean - self.field.log_prob(values, joint=joint)
-        count = density_sizes(self.field).to(half) if joint else 1.0
-        return [at_mean - count * math.log(scale) - half / scale**2 for scale in itertools.compress(self.scales.tolist(), held)]
+        residual, count = checked_residual(self.field, values), torch.ones(())
+        both = torch.stack([torch.zeros_like(residual), residual])
+        if joint:
+            count = density_sizes(self.field)
+            at_mean, at_values = joint_log_densities(self.field, both, noise=torch.zeros_like(residual))
+        else:
+            std = self.field.standard_deviation.to(residual)
+            at_mean, at_values = log_density_of_values(both, std=std, noise=torch.zeros_like(std))
+        half = at_mean - at_values
+        return [
+            at_mean - count.to(half) * math.log(scale) - half / scale**2
+            for scale in itertools.compress(self.scales.tolist(), held)
+        ]
 
     def quantile(
         self, q: float | Sequence[float] | Tensor, *, noise: float | Float[Tensor, "..."] = 0.0

@@ -184,26 +184,27 @@ class CommonModes:
         identity = torch.eye(self.modes.shape[2], dtype=self.modes.dtype, device=self.modes.device)
         return torch.linalg.cholesky(self.modes.mT @ self.modes + identity)
 
-    def log_density(self, root: Float64[Tensor, "c p k"], residual: Float64[Tensor, "c p"]) -> Float64[Tensor, ""]:
-        """Log density of a whitened residual under N(0, I + M M^T + A A^T), for the whitened root A of one sample."""
+    def log_densities(self, root: Float64[Tensor, "c p k"], residuals: Float64[Tensor, "m c p"]) -> Float64[Tensor, " m"]:
+        """Log densities of whitened residuals under N(0, I + M M^T + A A^T), for the whitened root A of one sample."""
         # S = I + A^T (I + M M^T)^-1 A, and g = A^T (I + M M^T)^-1 w, with (I + M M^T)^-1 = I - M L^-T L^-1 M^T
-        system = torch.eye(root.shape[2] + 1, dtype=root.dtype, device=root.device)
-        projected = []
-        for modes, triangle, columns in zip(self.modes, self.triangle, torch.cat([root, residual[..., None]], 2), strict=True):
+        rank, values = root.shape[2], residuals.movedim(0, -1)
+        system = torch.eye(rank + values.shape[2], dtype=root.dtype, device=root.device)
+        projected = system.new_zeros(*self.triangle.shape[:2], len(system))
+        for channel, columns in enumerate(torch.cat([root, values], 2)):
             used = (columns != 0).any(0).nonzero()[:, 0]  # a channel may have latent dimensions of its own
             columns = columns[:, used]
-            projected.append(torch.linalg.solve_triangular(triangle, modes.mT @ columns, upper=False))
-            system[used[:, None], used] += columns.mT @ columns - projected[-1].mT @ projected[-1]
-            projected[-1] = projected[-1].new_zeros(len(triangle), len(system)).index_copy(1, used, projected[-1])
-        factor = torch.linalg.cholesky(system[:-1, :-1])
-        latent = torch.cholesky_solve(system[:-1, -1:], factor)  # z_A = S^-1 g
-        whole = torch.stack(projected)
+            part = torch.linalg.solve_triangular(self.triangle[channel], self.modes[channel].mT @ columns, upper=False)
+            system[used[:, None], used] += columns.mT @ columns - part.mT @ part
+            projected[channel][:, used] = part
+        factor = torch.linalg.cholesky(system[:rank, :rank])
+        latent = torch.cholesky_solve(system[:rank, rank:], factor)  # z_A = S^-1 g
         # z_M = L^-T L^-1 M^T (w - A z_A), distance |w - A z_A - M z_M|^2 + |z_A|^2 + |z_M|^2
-        along = torch.linalg.solve_triangular(self.triangle.mT, whole[..., -1:] - whole[..., :-1] @ latent, upper=True)
-        remainder = residual[..., None] - root @ latent - self.modes @ along
-        quadratic = remainder.square().sum() + latent.square().sum() + along.square().sum()
-        diagonals = [part.diagonal(dim1=-2, dim2=-1).log().sum() for part in (factor, self.triangle)]
-        return normal_log_density(quadratic, 2.0 * sum(diagonals), residual.flatten())  # type: ignore[arg-type]
+        along = projected[..., rank:] - projected[..., :rank] @ latent
+        along = torch.linalg.solve_triangular(self.triangle.mT, along, upper=True)
+        remainder = values - root @ latent - self.modes @ along
+        quadratic = remainder.square().sum((0, 1)) + latent.square().sum(0) + along.square().sum((0, 1))
+        halves = [part.diagonal(dim1=-2, dim2=-1).log().sum() for part in (factor, self.triangle)]
+        return normal_log_density(quadratic, 2.0 * (halves[0] + halves[1]), residuals.flatten(1))
 
 
 def normal_log_density(quadratic: Tensor, log_determinant: Tensor, residual: Tensor) -> Tensor:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from probneural.checks import check_finite, check_instance, check_squares
@@ -74,6 +74,11 @@ class Comparison:
             return deviation / standard_deviation
         none = certain & (deviation.abs() <= rounding)
         return torch.where(none, torch.zeros_like(deviation), deviation / standard_deviation)
+
+    def select(self, rows: Int64[Tensor, " k"]) -> Comparison:
+        """The comparison of some samples."""
+        parts = {name: getattr(self, name)[rows] for name in ("mean", "truth", "noise", "variance", "rounding")}
+        return replace(self, distribution=self.distribution[rows], grid=self.grid.select(rows), **parts)
 
     def average(self, values: Float64[Tensor, "n c *grid"]) -> Float64[Tensor, "n c"]:
         """Average over the domain by quadrature, in the unit of the values."""

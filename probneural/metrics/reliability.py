@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Float64
@@ -204,9 +204,18 @@ def simultaneous_coverage(
     central_quantile(level)
     draws = check_integer(draws, "draws")
     rank = min(draws, math.ceil((draws + 1) * level - 1e-9))
-    quantile = drawn_suprema(comparison, draws=draws, seed=seed).sort(0).values[rank - 1]
     worst = true_supremum(comparison)
-    return (worst <= quantile).to(worst)
+    below, rows, undecided = torch.zeros_like(worst), torch.arange(len(worst), device=worst.device), comparison
+    for number, start, count in _batches(comparison, draws):
+        drawn = _suprema(undecided, [1.0], count=count, seed=seed, number=number)[0]
+        below[rows] += (drawn < worst[rows]).sum(0)
+        # Outside if q < worst, so `rank` draws are below it; inside if so many are above that fewer than `rank` can be below.
+        is_open = (below[rows] < rank) & (start + count - below[rows] <= draws - rank)
+        if not bool(is_open.any()):
+            break
+        if not bool(is_open.all()):
+            rows, undecided = rows[is_open], undecided.select(is_open.nonzero()[:, 0])
+    return (below < rank).to(worst)
 
 
 def true_supremum(comparison: Comparison) -> Float64[Tensor, " n"]:
@@ -238,20 +247,24 @@ def scaled_suprema(
         seed: Seed of the draws.
         lead: See `drawn_suprema`.
     """
-    size = comparison.truth[0].numel()
-    batch = min(draws, max(1, _CHUNK_ELEMENTS // size))
-    samples = max(1, _CHUNK_ELEMENTS // (batch * size))
-    suprema = []
-    for number, start in enumerate(range(0, draws, batch)):
-        count = min(batch, draws - start)
-        suprema.append(_suprema(comparison, scales, count=count, samples=samples, seed=seed, number=number, lead=lead))
+    suprema = [
+        _suprema(comparison, scales, count=count, seed=seed, number=number, lead=lead)
+        for number, _, count in _batches(comparison, draws)
+    ]
     return torch.cat(suprema, dim=1)
 
 
+def _batches(comparison: Comparison, draws: int) -> Iterator[tuple[int, int, int]]:
+    """Number, first draw and size of each batch of draws."""
+    size = min(draws, max(1, _CHUNK_ELEMENTS // comparison.truth[0].numel()))
+    return ((number, start, min(size, draws - start)) for number, start in enumerate(range(0, draws, size)))
+
+
 def _suprema(
-    comparison: Comparison, scales: Sequence[float], *, count: int, samples: int, seed: int, number: int, lead: int | None
+    comparison: Comparison, scales: Sequence[float], *, count: int, seed: int, number: int, lead: int | None = None
 ) -> Float64[Tensor, "k count n"]:
     """Suprema of standardised draws, `(k, count, n)`, for one batch of draws, a few samples at a time."""
+    samples = max(1, _CHUNK_ELEMENTS // (count * comparison.truth[0].numel()))
     noisy = bool((comparison.noise > 0).any())
     repeated = RepeatedDraws(stream_seed(seed, "sup-quantile draws", number))
     generator = stream(seed, "sup-quantile noise", number, *([] if lead is None else [lead]))
