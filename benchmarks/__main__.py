@@ -12,6 +12,7 @@ from benchmarks import (
     active,
     bo,
     calibration,
+    chain,
     curvature,
     devices,
     exact,
@@ -111,6 +112,7 @@ COMMANDS = {
         options={**PROBLEM, **WORKERS},
         check=lambda given: bo.chosen(given["problem"]),
     ),
+    "chain": Command(chain.main, "time and memory from training to scores, in units of an epoch; five minutes"),
     "curvature": Command(curvature.main, "cost of curvature products, compared with other installed libraries; minutes"),
     "devices": Command(
         devices.main,

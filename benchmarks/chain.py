@@ -1,0 +1,183 @@
+"""Time and memory from training to scores, in units of a training epoch: where a user's time goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from botorch.acquisition import qUpperConfidenceBound
+from botorch.acquisition.objective import ScalarizedPosteriorTransform
+from tqdm.auto import tqdm
+
+import probneural as pn
+from benchmarks import sections
+from benchmarks.memory import peak_memory, reset_peak_memory
+from benchmarks.recipes import Recipe, fno
+from benchmarks.workers import spawned
+from probneural.randomness import stream_seed
+
+EPOCHS = 50
+"""Epochs of a training, the default of `pn.fit`; two of them are run and measured."""
+HELD_OUT = 64
+"""Samples for calibration, and samples that are predicted and scored."""
+DRAWS = 32
+RESTARTS = 8
+"""Designs whose acquisition values and gradients are computed in one step."""
+SHARE = 0.25
+"""Largest share of the training's time for head, calibration, prediction and scores together."""
+STAGES = ("head", "calibrate", "predict", "score")
+"""Stages that count in the share."""
+HEADS: dict[str, Callable[[], Any]] = {
+    "last layer": pn.heads.LastLayerLaplace,
+    "all layers": partial(pn.heads.Laplace, "low_rank"),
+    "kernel operator": pn.heads.KernelOperator,
+}
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem, its operator and a head.
+
+    Attributes:
+        problem: Problem with exact solutions.
+        shape: Points per axis.
+        pairs: Number of training pairs.
+        recipe: Recipe of the operator.
+        head: Name in `HEADS`.
+        size: Training pairs of the head and test samples; None for all pairs and `HELD_OUT` samples.
+    """
+
+    problem: pn.problems.Problem
+    shape: tuple[int, ...]
+    pairs: int
+    recipe: Recipe
+    head: str = "last layer"
+    size: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Name in tables."""
+        points = " x ".join(map(str, self.shape))
+        return f"{self.problem.name}, {points} points, {self.pairs} samples, {self.head}"
+
+
+def cases(*, small: bool) -> list[Case]:
+    """A line with three heads, and two planes."""
+    problems = pn.problems
+    burgers = partial(Case, problems.Burgers(viscosity=0.01, design_dim=4))
+    if small:
+        return [burgers((64,), 20, fno(4, epochs=2, width=4, depth=2, projection=4))]
+    line, plane = fno(16, epochs=EPOCHS, width=32), fno(12, 12, epochs=EPOCHS, width=32)
+    return [
+        burgers((64,), 1000, line),
+        burgers((64,), 1000, line, "kernel operator"),
+        burgers((64,), 1000, line, "all layers", 50),
+        Case(problems.Darcy2D(), (64, 64), 200, plane),
+        Case(problems.ShallowWater(), (64, 64), 200, plane),
+    ]
+
+
+def main(*, mode: str, output: Path) -> dict[str, Any]:
+    """Run every case in a process of its own, with one thread."""
+    small = mode == "small"
+
+    def rows() -> list[Row]:
+        found = []
+        for case in tqdm(cases(small=small), desc="chain", unit="case"):
+            with spawned(1) as pool:  # a process of its own, for its peak memory
+                found += pool.submit(measured, case).result()
+        return found
+
+    parts = sections.made_of(rows, {"stages": lambda rows: rows, "shares": shares})
+    return sections.write(
+        "chain",
+        parts,
+        mode=mode,
+        output=output,
+        notes=[
+            f"CPU seconds of one thread, float32. Training: two epochs measured, {EPOCHS} counted. {HELD_OUT} samples calibrate "
+            f"and {HELD_OUT} others are predicted with standard deviations, drawn {DRAWS} times and scored; all layers: 50 and "
+            f"50, and 50 for the head. Acquisition: value and gradient of an upper confidence bound at {RESTARTS} designs. "
+            "Memory: peak beyond what the process held before the stage",
+            f"share: {', '.join(STAGES)} over the training of {EPOCHS} epochs; aim {SHARE:g}",
+        ],
+    )
+
+
+def measured(case: Case) -> list[Row]:
+    """Stages of one case: seconds, epochs and peak memory."""
+    torch.set_num_threads(1)
+    count = case.size or HELD_OUT
+    train, held_out, test = (
+        case.problem.sample(number, resolution=case.shape, seed=stream_seed(0, "chain functions", part))
+        for part, number in enumerate((case.pairs, count, count))
+    )
+    operator = case.recipe.build(train, seed=0)
+    rows: list[Row] = []
+
+    def stage(name: str, work: Callable[[], Any], *, output: Callable[[Any], int] | None = None) -> Any:
+        before, start = reset_peak_memory(), time.process_time()
+        result = work()
+        seconds, memory = time.process_time() - start, (peak_memory() - before) / 1e6
+        epochs = EPOCHS if name == "train" else seconds / rows[0]["seconds"] * EPOCHS
+        rows.append({"case": case.name, "stage": name, "seconds": seconds, "epochs": epochs, "peak MB": memory})
+        rows[-1]["output MB"] = None if output is None else output(result) / 1e6
+        return result
+
+    epochs = min(2, case.recipe.epochs)
+    stage("train", lambda: pn.fit(operator, train, epochs=epochs, seed=0, show_progress=False))
+    rows[0]["seconds"] *= EPOCHS / epochs
+    head = HEADS[case.head]()
+    fitted = train if case.size is None else train[: case.size]
+    predictor = stage("head", lambda: head.fit(operator, fitted))
+    calibrated = stage("calibrate", lambda: pn.calibration.calibrate(predictor, held_out, level=0.9, seed=0))
+    u, _ = stage("predict", lambda: _predicted(calibrated, test), output=lambda result: 2 * _bytes(result[1]))
+    stage("draw", lambda: u.rsample((DRAWS,), seed=0), output=_bytes)
+    stage("score", lambda: pn.metrics.score(u, test.outputs, noise=calibrated.noise))
+    stage("acquisition", _acquisition(case.problem, predictor, test))
+    return rows
+
+
+def shares(rows: list[Row]) -> list[Row]:
+    """Time after the training in epochs, its share of the training, and the largest stage."""
+    table = []
+    for name in dict.fromkeys(row["case"] for row in rows):
+        epochs = {row["stage"]: row["epochs"] for row in rows if row["case"] == name}
+        total = sum(epochs[stage] for stage in STAGES)
+        largest = max(STAGES, key=lambda stage: epochs[stage])
+        table.append(
+            {"case": name, "epochs": total, "share": total / EPOCHS, "met": total <= SHARE * EPOCHS, "largest": largest}
+        )
+    return table
+
+
+def _predicted(predictor: pn.distributions.Predictor, test: pn.FieldPairs) -> tuple[Any, torch.Tensor]:
+    u = predictor(test.inputs)
+    return u, u.standard_deviation
+
+
+def _bytes(values: torch.Tensor) -> int:
+    return values.numel() * values.element_size()
+
+
+def _acquisition(problem: Any, predictor: pn.distributions.Predictor, test: pn.FieldPairs) -> Callable[[], object]:
+    """Value and gradient of an acquisition function at some designs."""
+    grid = test.inputs.grid
+    probe = pn.functionals.average(test.outputs.grid)
+    model = pn.active.OperatorModel(predictor, encode=lambda design: problem.encode(design, grid=grid), functional=probe)
+    weights = ScalarizedPosteriorTransform(torch.ones(model.num_outputs, dtype=torch.float64))
+    acquisition = qUpperConfidenceBound(model, beta=1.0, posterior_transform=weights)
+    generator = torch.Generator().manual_seed(0)
+    designs = torch.rand(RESTARTS, 1, problem.design_dim, generator=generator, dtype=torch.float64).requires_grad_()
+
+    def step() -> object:
+        return torch.autograd.grad(acquisition(designs).sum(), designs)
+
+    return step
