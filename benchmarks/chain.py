@@ -102,7 +102,7 @@ def main(*, mode: str, output: Path) -> dict[str, Any]:
         mode=mode,
         output=output,
         notes=[
-            f"CPU seconds of one thread, float32. Training: two epochs measured, {EPOCHS} counted. {HELD_OUT} samples calibrate "
+            f"CPU seconds of one thread. Training: two epochs measured, {EPOCHS} counted. {HELD_OUT} samples calibrate "
             f"and {HELD_OUT} others are predicted with standard deviations, drawn {DRAWS} times and scored; all layers: 50 and "
             f"50, and 50 for the head. Acquisition: value and gradient of an upper confidence bound at {RESTARTS} designs. "
             "Memory: peak beyond what the process held before the stage",
