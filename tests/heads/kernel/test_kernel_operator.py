@@ -224,7 +224,7 @@ def valley(vector: Tensor) -> Point | None:
         return None
     slopes = torch.tensor([[-20.0 * float(vector[0]), 10.0], [-1.0, 0.0]], dtype=torch.float64)
     rest = torch.stack([10.0 * (vector[1] - vector[0] ** 2), 1.0 - vector[0]])
-    return Point(0.5 * float(rest @ rest), slopes.mT @ rest, lambda: slopes.mT @ slopes)
+    return Point(0.5 * float(rest @ rest), lambda: slopes.mT @ rest, lambda: slopes.mT @ slopes)
 
 
 @pytest.mark.parametrize(("most", "expected"), [(5.0, [1.0, 1.0]), (0.5, [0.5, 0.25])])
