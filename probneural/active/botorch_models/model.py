@@ -46,9 +46,9 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
     posterior transform, as with any BoTorch model. Functionals of one predictor belong in one model: a `ModelList` of two
     models would draw their latents independently.
 
-    A head without a finite number of weights, `KernelOperator`, has a latent for every t-batch: the same base samples are another
-    function for other designs. Its observations are predicted again with each t-batch, jointly, so that looking ahead is exact
-    too, and costs the cube of the number of observations and designs of a t-batch.
+    A head without a finite number of weights, `KernelOperator`, has a latent for every t-batch: the same base samples are
+    another function at other designs. Its observations are predicted again with each t-batch, jointly, so that looking ahead is
+    exact too, and costs the cube of the number of observations and designs of a t-batch.
 
     The discrepancy of a calibrated field is part of every posterior: intervals of the outputs are those of
     `predictor(...).apply(functional)`. In draws its vector is one for all designs, as in `predictor.draw`, so that equal
