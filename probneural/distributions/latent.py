@@ -21,6 +21,9 @@ from probneural.randomness import check_seed, stream
 _SHARES_NUMBERS: ContextVar[bool] = ContextVar("shares_numbers", default=False)
 """Whether draws of one seed share their random numbers across predictors."""
 
+_BATCHES: ContextVar[tuple[int, int] | None] = ContextVar("batches", default=None)
+"""Number of the last inputs of a call that are in batches, and inputs of a batch."""
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Latent:
@@ -119,6 +122,25 @@ def common_random_numbers() -> Iterator[None]:
         yield
     finally:
         _SHARES_NUMBERS.reset(token)
+
+
+@contextmanager
+def in_separate_batches(count: int, size: int) -> Iterator[None]:
+    """Predict the last `count` inputs of a call in batches of `size`, without joint distributions of two batches.
+
+    A latent that is specific to the inputs of a call then has dimensions for one batch, and for the inputs before all batches:
+    draws at a batch do not depend on other batches.
+    """
+    token = _BATCHES.set((count, size) if count else None)
+    try:
+        yield
+    finally:
+        _BATCHES.reset(token)
+
+
+def separate_batches() -> tuple[int, int] | None:
+    """Number of the last inputs of a call that are in batches, and inputs of a batch; None where all are joint."""
+    return _BATCHES.get()
 
 
 def draw_keys(name: str) -> tuple[int, ...]:

@@ -295,8 +295,6 @@ def test_ensembles_cannot_look_ahead(name: str) -> None:
 @pytest.mark.parametrize("kind", GAUSSIAN)
 @pytest.mark.parametrize("name", LOOK_AHEAD)
 def test_equal_designs_score_equally_looking_ahead(name: str, kind: str) -> None:
-    if (name, kind) == ("composite qKG", "kernel"):
-        pytest.skip("latents of processes depend on all designs of a call, and so do inner draws")
     score = score_of(LOOK_AHEAD[name], kind)
     size = getattr(score, "get_augmented_q_batch_size", lambda q: q)(1)
     X = designs(size, dimension=3 if name == "qMFKG" else 2, seed=44)

@@ -6,7 +6,6 @@ Everything here is in terms of y = mean + root xi with xi ~ N(0, I_k), as BoTorc
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -295,9 +294,3 @@ def roots_in_batches(root: Root | None, X: Tensor, outputs: Sequence[int]) -> Te
         return None
     formed = root.dense().flatten(1, 2)[:, list(outputs)]
     return formed.to(X.device).reshape(*X.shape[:-1], len(outputs), formed.shape[-1])
-
-
-def split_root(root: Root, counts: Sequence[int]) -> list[Root]:
-    """The roots of consecutive functions."""
-    ends = list(itertools.accumulate(counts))
-    return [root.select(slice(end - count, end)) for end, count in zip(ends, counts, strict=True)]

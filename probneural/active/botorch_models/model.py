@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,12 +25,12 @@ from probneural.active.botorch_models.conditioning import (
     in_batches,
     observation_variance,
     roots_in_batches,
-    split_root,
 )
 from probneural.active.botorch_models.posteriors import FieldPosterior, Measurements, MemberPosterior
 from probneural.checks import check_callable, check_finite, check_instance, check_integer, check_sequence
 from probneural.contexts import Undisturbed
 from probneural.distributions import EmpiricalField, GaussianField, Predictor
+from probneural.distributions.latent import in_separate_batches
 from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.functionals import Functional
@@ -45,9 +46,9 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
     posterior transform, as with any BoTorch model. Functionals of one predictor belong in one model: a `ModelList` of two
     models would draw their latents independently.
 
-    A head without a finite number of weights, `KernelOperator`, has a latent for every call: the same base samples are another
-    function in the next call. Its observations are predicted again with the designs of every call, jointly, so that looking
-    ahead is exact too, and costs the cube of the number of all designs.
+    A head without a finite number of weights, `KernelOperator`, has a latent for every t-batch: the same base samples are
+    another function at other designs. Its observations are predicted again with each t-batch, jointly, so that looking ahead is
+    exact too, and costs the cube of the number of observations and designs of a t-batch.
 
     The discrepancy of a calibrated field is part of every posterior: intervals of the outputs are those of
     `predictor(...).apply(functional)`. In draws its vector is one for all designs, as in `predictor.draw`, so that equal
@@ -317,9 +318,10 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         return inputs
 
     def _read(self, X: Tensor) -> GaussianField | EmpiricalField:
-        """Predict at designs and push through the functional."""
+        """Predict at designs, each t-batch by itself, and push through the functional."""
         inputs, where = self.encoded(X), self.functional.grid
-        field = self.predictor(inputs, None if inputs.grid == where else where).apply(self.functional)
+        with in_separate_batches(X.shape[:-1].numel(), X.shape[-2]):
+            field = self.predictor(inputs, None if inputs.grid == where else where).apply(self.functional)
         if isinstance(field, EmpiricalField | GaussianField):
             return field
         raise UnsupportedError(
@@ -368,28 +370,29 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         return OutputMoments(mean, root, field.latent.id if field.latent.is_shared_across_calls else None, discrepancy)
 
     def _given_observations(self, X: Tensor, outputs: list[int]) -> OutputMoments:
-        """Predict designs and all observations in one call, and observe the observations one after the other."""
+        """Predict each t-batch of designs with its observations, and condition on one observation after the other."""
         broadcast_batches(X.shape[:-2], self._batch_shape)
-        parts = [observation.designs.to(X) for observation in self.observations]
-        field = self._read(torch.cat([part.reshape(-1, part.shape[-1]) for part in (*parts, X)]))
+        parts = [*(observation.designs.to(X) for observation in self.observations), X]
+        batch = broadcast_batches(*(part.shape[:-2] for part in parts))
+        designs = torch.cat([part.expand(*batch, *part.shape[-2:]) for part in parts], dim=-2)
+        field = self._read(designs)
         assert isinstance(field, GaussianField)  # or nothing could have been read
-        counts = [part.shape[:-1].numel() for part in (*parts, X)]
-        *means, mean = field.mean.flatten(1).split(counts)
-        *roots, root = field.root.dense().flatten(1, 2).split(counts)
-        discrepancies = [None] * len(counts) if field.discrepancy is None else split_root(field.discrepancy, counts)
+        every = range(self.predictor.out_channels * self.functional.size)
+        means, roots = in_batches(field.mean.flatten(1), field.root.dense().flatten(1, 2), designs, every)
+        misfits = roots_in_batches(field.discrepancy, designs, every)
         posteriors: list[LatentPosterior] = []
-        observed = zip(self.observations, parts, means, roots, discrepancies[:-1], strict=True)
-        for observation, part, values, moved, discrepancy in observed:
-            expected, shared = in_batches(values, moved, part, observation.outputs)
+        ends = itertools.accumulate(part.shape[-2] for part in parts)
+        for observation, part, end in zip((*self.observations, None), parts, ends, strict=True):
+            rows = slice(end - part.shape[-2], end)
+            chosen = outputs if observation is None else list(observation.outputs)
+            mean, root = means[..., rows, :][..., chosen], roots[..., rows, :, :][..., chosen, :]
+            misfit = None if misfits is None else misfits[..., rows, :, :][..., chosen, :]
             for posterior in posteriors:
-                expected, shared = posterior.move(expected, shared)
-            residual = observation.values.to(expected.device, torch.float64) - expected.to(torch.float64)
-            misfit = roots_in_batches(discrepancy, part, observation.outputs)
-            posteriors.append(LatentPosterior.of(shared, residual, noise=observation.noise, discrepancy=misfit))
-        mean, root = in_batches(mean, root, X, outputs)
-        for posterior in posteriors:
-            mean, root = posterior.move(mean, root)
-        return OutputMoments(mean, root, None, roots_in_batches(discrepancies[-1], X, outputs))
+                mean, root = posterior.move(mean, root)
+            if observation is not None:
+                residual = observation.values.to(mean.device, torch.float64) - mean.to(torch.float64)
+                posteriors.append(LatentPosterior.of(root, residual, noise=observation.noise, discrepancy=misfit))
+        return OutputMoments(mean, root, None, misfit)
 
     def _having_observed(self, X: Tensor, Y: Tensor, variance: Tensor, moments: OutputMoments) -> OperatorModel:
         """Return the model conditioned on Y at X, where `moments` are predicted."""

@@ -1,8 +1,8 @@
 """BoTorch posteriors over functionals of fields: one Gaussian, one of ensemble members, one of noisy observations.
 
 The first two are joint distributions of the m numbers that a functional reads from q designs. Their draws are draws of the
-operator: the same base sample is the same function at every design, in every t-batch and, if the predictor's latent is the same
-from call to call, in every call. The latent of `KernelOperator` belongs to the designs of one call.
+operator: the same base sample is the same function at every design of a t-batch and, if the predictor's latent is the same from
+call to call, in every t-batch and call. The latent of `KernelOperator` belongs to the designs of one t-batch.
 """
 
 from __future__ import annotations

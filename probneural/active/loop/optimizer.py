@@ -6,7 +6,6 @@ import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -15,7 +14,6 @@ from botorch.acquisition.logei import qLogNoisyExpectedImprovement, qLogProbabil
 from botorch.acquisition.multi_objective.logei import qLogNoisyExpectedHypervolumeImprovement
 from botorch.acquisition.multi_objective.objective import GenericMCMultiOutputObjective
 from botorch.acquisition.objective import GenericMCObjective
-from botorch.generation.gen import gen_candidates_scipy
 from botorch.optim.optimize import optimize_acqf
 from botorch.posteriors.torch import TorchPosterior
 from botorch.sampling.get_sampler import get_sampler
@@ -45,11 +43,10 @@ from probneural.randomness import stream_seed
 
 Goal: TypeAlias = Callable[[Tensor], Tensor]
 """Map from the numbers that a functional reads, `(..., m)`, to one number each, `(...)`."""
-_DRAWS, _RAW, _RESTARTS, _ITERATIONS = 64, 128, 4, 60
-"""Posterior draws of the acquisition function, random designs it is evaluated at, and starts and steps of its maximisation."""
-_maximised = partial(gen_candidates_scipy, use_parallel_mode=False)
-"""Maximisation of one start after the other: draws of a `KernelOperator` depend on the number of designs in a call, and would
-change within a line search when BoTorch's parallel mode drops a start that has converged."""
+_DRAWS, _RAW, _RESTARTS = 64, 128, 4
+"""Posterior draws of the acquisition function, random designs it is evaluated at, and starts of its maximisation."""
+_SEARCH: dict[str, Any] = {"maxiter": 60, "factr": None, "ftol": 1e-6}
+"""Options of its maximisation; with a smaller tolerance line searches may fail at the rounding errors of the posterior."""
 _GOAL, _PLAN = "give a function of numbers (..., m)", "give LearningPlan(initial=9, batch=4, seed=0)"
 _ACQUISITION = "give a function that returns a BoTorch acquisition function"
 _NEAREST = 1e-9
@@ -255,8 +252,7 @@ class Optimizer:
             q=count,
             num_restarts=_RESTARTS,
             raw_samples=_RAW,
-            options={"maxiter": _ITERATIONS, "seed": seed, "max_optimization_problem_aggregation_size": 1},
-            gen_candidates=_maximised,
+            options=_SEARCH | {"seed": seed},
             sequential=True,
         )
         designs = _distinct(designs.detach().clamp(0.0, 1.0), evaluations.designs, seed=seed)

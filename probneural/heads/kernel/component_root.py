@@ -27,17 +27,17 @@ class BlockCoordinates(Root):
     Args:
         std: `(f,)`, in the units of the fields divided by those of the modes.
         sizes: How many consecutive coordinates each group has.
-        variances: Gives the row squares of each group's factor, `(g, N)`.
-        factors: Gives the factors, `(g, N, N)`, lower triangular.
+        variances: Gives the row squares of each group's factor, `(g, M)`.
+        factors: Gives the factors, `(g, N, N)`, lower triangular; or `(g, M, N)` of M functions in separate batches.
         joint: N.
-        rows: Indices of these functions among the N.
-        paths: Gives F xi of a seed, `(m, f)`, at m of the N functions by their indices: equal in all calls.
+        rows: Indices of these functions among the M or N.
+        paths: Gives F xi of a seed, `(m, f)`, at m functions by their indices: equal in all calls.
     """
 
     std: Float64[Tensor, " f"]
     sizes: tuple[int, ...]
-    variances: Callable[[], Float64[Tensor, "g N"]]
-    factors: Callable[[], Float64[Tensor, "g N N"]]
+    variances: Callable[[], Float64[Tensor, "g M"]]
+    factors: Callable[[], Float64[Tensor, "g M N"]]
     joint: int
     rows: Int64[Tensor, " n"]
     paths: Callable[[int, Int64[Tensor, " m"]], Float64[Tensor, "m f"]]

@@ -75,9 +75,9 @@ class Covariance:
         """Whether there is the linear kernel."""
         return self.kernel.endswith("linear")
 
-    def __call__(self, left: Float64[Tensor, "a r"], right: Float64[Tensor, "b r"]) -> Float64[Tensor, "a b"]:
+    def __call__(self, left: Float64[Tensor, "*t a r"], right: Float64[Tensor, "*t b r"]) -> Float64[Tensor, "*t a b"]:
         """The covariance matrix of two sets of coordinates, differentiable in both and in the hyper-parameters."""
-        total = left.new_zeros(len(left), len(right))
+        total = left.new_zeros(*left.shape[:-1], right.shape[-2])
         if self.has_linear_part:
             total = total + (left * self.linear) @ (right * self.linear).mT
         if self.stationary is not None and total.numel():
@@ -86,9 +86,9 @@ class Covariance:
             total = total + _stationary(self.stationary, squares, self.alpha)
         return total
 
-    def diagonal(self, points: Float64[Tensor, "a r"]) -> Float64[Tensor, " a"]:
+    def diagonal(self, points: Float64[Tensor, "*t a r"]) -> Float64[Tensor, "*t a"]:
         """The variances k(z, z)."""
-        squares = (points * self.linear).square().sum(1) if self.has_linear_part else points.new_zeros(len(points))
+        squares = (points * self.linear).square().sum(-1) if self.has_linear_part else points.new_zeros(points.shape[:-1])
         return squares + (1.0 if self.stationary is not None else 0.0)
 
 
@@ -108,19 +108,19 @@ def _stationary(name: str, squares: Tensor, alpha: Tensor) -> Tensor:
     return (1.0 + distances + distances.square() / 3.0) * decay
 
 
-def squared_distances(left: Float64[Tensor, "a r"], right: Float64[Tensor, "b r"]) -> Float64[Tensor, "a b"]:
+def squared_distances(left: Float64[Tensor, "*t a r"], right: Float64[Tensor, "*t b r"]) -> Float64[Tensor, "*t a b"]:
     """|z - z'|² as one matrix product, |z|² - 2 z z' + |z'|² about the mean; zero from a set of points to itself.
 
     Distances below some 1e-8 of the points' extent are rounding.
     """
-    centre = left.detach().mean(0)
+    centre = left.detach().mean(-2, keepdim=True)
     first = left - centre
     second = first if right is left else right - centre
-    norms, others = first.square().sum(1, keepdim=True), second.square().sum(1, keepdim=True)
-    columns = torch.cat([-2.0 * first, norms, torch.ones_like(norms)], dim=1)
-    squares = columns @ torch.cat([second, torch.ones_like(others), others], dim=1).mT
+    norms, others = first.square().sum(-1, keepdim=True), second.square().sum(-1, keepdim=True)
+    columns = torch.cat([-2.0 * first, norms, torch.ones_like(norms)], dim=-1)
+    squares = columns @ torch.cat([second, torch.ones_like(others), others], dim=-1).mT
     if right is left:
-        squares.fill_diagonal_(0.0)
+        squares.diagonal(dim1=-2, dim2=-1).zero_()
     return squares.clamp_min(0.0)
 
 
@@ -200,18 +200,12 @@ class Process:
             parts.append((prior - explained).clamp_min(0.0) + JITTER * prior)
         return torch.cat(parts)
 
-    def joint_factor(self, queries: Float64[Tensor, "m r"]) -> Float64[Tensor, "m m"]:
+    def joint_factor(self, queries: Float64[Tensor, "*t m r"]) -> Float64[Tensor, "*t m m"]:
         """A triangular root of the joint posterior covariance at unit amplitude; its row squares are the variances."""
-        whitened = self._whitened(queries)
+        whitened = _in_batches(self._whitened(queries.flatten(0, -2)), queries)
         joint = self.covariance(queries, queries) - whitened.mT @ whitened
-        prior = self.covariance.diagonal(queries)
-        is_known = prior <= _KNOWN * prior.max()
-        for power in range(TRIES):
-            jitter = torch.where(is_known, 1.0, JITTER * 10.0**power * prior)
-            root, failed = torch.linalg.cholesky_ex(joint + jitter.diag())
-            if not bool(failed):
-                return rows_of_variance(root, self.variance(queries))
-        raise no_root()
+        variance = self.variance(queries.flatten(0, -2)).view(queries.shape[:-1])
+        return _posterior_root(joint, self.covariance.diagonal(queries), variance)
 
     def _whitened(self, queries: Tensor) -> Tensor:
         return torch.linalg.solve_triangular(self.factor, self.covariance(self.points, queries), upper=False)
@@ -231,11 +225,25 @@ def triangular_root(matrix: Float64[Tensor, "n n"], nugget: float) -> Float64[Te
     raise no_root()
 
 
-def rows_of_variance(root: Float64[Tensor, "m m"], variances: Float64[Tensor, " m"]) -> Float64[Tensor, "m m"]:
-    """A root whose rows are scaled so that their squares are the variances; rows without any are zero."""
-    is_uncertain = variances > 0  # elsewhere a standard deviation has no derivative
-    scale = (torch.where(is_uncertain, variances, 1.0) / root.square().sum(1)).sqrt()
-    return root * torch.where(is_uncertain, scale, 0.0)[:, None]
+def _in_batches(columns: Float64[Tensor, "n tm"], queries: Float64[Tensor, "*t m r"]) -> Float64[Tensor, "*t n m"]:
+    """Columns that belong to queries, in the batches of those."""
+    return columns.unflatten(1, queries.shape[:-1]).movedim(0, -2)
+
+
+def _posterior_root(
+    joint: Float64[Tensor, "*t m m"], prior: Float64[Tensor, "*t m"], variances: Float64[Tensor, "*t m"]
+) -> Float64[Tensor, "*t m m"]:
+    """A triangular root of covariances, each with the jitter that it takes; its row squares are the variances, or zero."""
+    is_known = prior <= _KNOWN * prior.amax(-1, keepdim=True)
+    size = torch.full_like(prior[..., :1], JITTER)
+    for _ in range(TRIES):
+        root, failed = torch.linalg.cholesky_ex(joint + torch.where(is_known, 1.0, size * prior).diag_embed())
+        if not bool(failed.any()):
+            is_uncertain = variances > 0  # elsewhere a standard deviation has no derivative
+            scale = (torch.where(is_uncertain, variances, 1.0) / root.square().sum(-1)).sqrt()
+            return root * torch.where(is_uncertain, scale, 0.0)[..., None]
+        size = torch.where(failed[..., None] > 0, 10.0 * size, size)
+    raise no_root()
 
 
 def no_root() -> DataError:
@@ -377,14 +385,13 @@ class InducingProcess:
             parts.append(missing + self._shrunk(whitened).square().sum(0) + JITTER * prior)
         return torch.cat(parts)
 
-    def joint_factor(self, queries: Float64[Tensor, "q r"]) -> Float64[Tensor, "q q"]:
+    def joint_factor(self, queries: Float64[Tensor, "*t q r"]) -> Float64[Tensor, "*t q q"]:
         """A triangular root of the joint posterior covariance at unit amplitude; its row squares are the variances."""
-        whitened = self._whitened(queries)
-        left = self._shrunk(whitened)
-        joint = self.covariance(queries, queries) - whitened.mT @ whitened + left.mT @ left
-        prior = float(self.covariance.diagonal(queries).mean())
-        root = triangular_root(joint, JITTER * prior if prior > 0.0 else 1.0)
-        return rows_of_variance(root, self.variance(queries))
+        columns = self._whitened(queries.flatten(0, -2))
+        whitened, shrunk = _in_batches(columns, queries), _in_batches(self._shrunk(columns), queries)
+        joint = self.covariance(queries, queries) - whitened.mT @ whitened + shrunk.mT @ shrunk
+        variance = self.variance(queries.flatten(0, -2)).view(queries.shape[:-1])
+        return _posterior_root(joint, self.covariance.diagonal(queries), variance)
 
     def correction(self, prior: Callable[[Tensor], Tensor], normal: Callable[..., Tensor]) -> Float64[Tensor, "m f"]:
         """Multipliers of the kernels that make a posterior draw of one from the prior.

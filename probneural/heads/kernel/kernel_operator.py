@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from probneural.checks import check_choice, check_finite, check_module, check_real
 from probneural.contexts import copy_for_call, undisturbed
 from probneural.distributions import FieldDistribution, GaussianField, Latent, Predictor, PredictorTraits
-from probneural.distributions.latent import digest, draw_keys
+from probneural.distributions.latent import digest, draw_keys, separate_batches
 from probneural.errors import DataError
 from probneural.fields import Field, check_field, evaluate
 from probneural.grids import Grid
@@ -360,17 +360,21 @@ class KernelPredictor(Predictor):
             check_some(inputs)
             points.append(self.coordinates(inputs))
             check_finite(points[-1], "coordinates of inputs", remedy="inputs may be far outside the training data")
-        everywhere, rows = _distinct(torch.cat(points))
+        everywhere, batches = torch.cat(points), separate_batches()
+        count, size = (0, 0) if batches is None else batches
+        rows = torch.arange(len(everywhere), device=everywhere.device)
+        if batches is None:
+            everywhere, rows = _distinct(everywhere)
         coordinates = BlockCoordinates(
             std=torch.cat([process.amplitude for process in self.processes]),
             sizes=tuple(len(process.amplitude) for process in self.processes),
             variances=cache(partial(_variances, self.processes, everywhere)),
-            factors=cache(partial(_factors, self.processes, everywhere)),
-            joint=len(everywhere),
+            factors=cache(partial(_factors, self.processes, everywhere, batches)),
+            joint=len(everywhere) - count + size,
             rows=torch.arange(len(everywhere), device=everywhere.device),
             paths=partial(self._path_values, everywhere),
         )
-        name = f"{self._name}-{digest(everywhere)}"
+        name = f"{self._name}-{digest(everywhere, torch.tensor([count, size]))}"
         whose = rows.split([len(one) for one in points])
         return [
             self._field(inputs, query, coordinates.select(which), points=own, name=name)
@@ -441,5 +445,11 @@ def _variances(processes: Sequence[Process | InducingProcess], points: Tensor) -
     return torch.stack([process.variance(points) for process in processes])
 
 
-def _factors(processes: Sequence[Process | InducingProcess], points: Tensor) -> Tensor:
-    return torch.stack([process.joint_factor(points) for process in processes])
+def _factors(processes: Sequence[Process | InducingProcess], points: Tensor, batches: tuple[int, int] | None) -> Tensor:
+    """Rows of the factors, `(g, n, N)`: of all points, or of each batch of the last ones together with those before."""
+    if batches is None:
+        return torch.stack([process.joint_factor(points) for process in processes])
+    shared, separate = points[: -batches[0]], points[-batches[0] :].unflatten(0, (-1, batches[1]))
+    joint = torch.cat([shared.expand(len(separate), *shared.shape), separate], dim=1)
+    factors = torch.stack([process.joint_factor(joint) for process in processes])
+    return torch.cat([factors[:, 0, : len(shared)], factors[:, :, len(shared) :].flatten(1, 2)], dim=1)

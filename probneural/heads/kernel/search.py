@@ -38,13 +38,13 @@ class Evidence:
     Attributes:
         value: In nats.
         amplitude: `(f,)`.
-        inverse: C^-1, `(n, n)`.
+        root: Cholesky factor of C, `(n, n)`.
         solved: C^-1 y, `(n, f)`.
     """
 
     value: float
     amplitude: Float64[Tensor, " f"]
-    inverse: Float64[Tensor, "n n"]
+    root: Float64[Tensor, "n n"]
     solved: Float64[Tensor, "n f"]
 
     @classmethod
@@ -54,38 +54,42 @@ class Evidence:
         root, failed = torch.linalg.cholesky_ex(matrix)
         if bool(failed):
             return None
-        inverse = torch.cholesky_inverse(root)
-        solved = inverse @ values
+        solved = torch.cholesky_solve(values, root)
         squares = (values * solved).mean(0)
         if not bool((squares > 0).all()):
             return None
         count, outputs = values.shape
         total = count * (squares.log() + 1.0 + math.log(2.0 * math.pi)).sum() + 2.0 * outputs * root.diagonal().log().sum()
-        return cls(-0.5 * float(total), squares.sqrt(), inverse, solved)
+        return cls(-0.5 * float(total), squares.sqrt(), root, solved)
 
     def gradient(self) -> Float64[Tensor, "n n"]:
-        """The gradient in C."""
-        gradient = self.inverse * (-0.5 * len(self.amplitude))
+        """The gradient in C, which takes its inverse: twice the operations of the value."""
+        gradient = torch.cholesky_inverse(self.root).mul_(-0.5 * len(self.amplitude))
         return gradient.addmm_(self.solved / self.amplitude.square(), self.solved.mT, alpha=0.5)
 
 
 @dataclass(frozen=True, eq=False)
 class Point:
-    """The objective of a search at one vector of hyper-parameters, per training value.
+    """The objective of a search at one vector of hyper-parameters, per training value; derivatives only where a step ends.
 
     Args:
         value: Minus the log evidence and the log hyper-prior.
-        gradient: `(6 + r,)`.
-        find_curvature: Makes the curvature.
+        find_gradient: Computes the gradient.
+        find_curvature: Computes the curvature.
     """
 
     value: float
-    gradient: Float64[Tensor, " h"]
+    find_gradient: Callable[[], Float64[Tensor, " h"]]
     find_curvature: Callable[[], Float64[Tensor, "h h"]]
 
     @cached_property
+    def gradient(self) -> Float64[Tensor, " h"]:
+        """`(6 + r,)`."""
+        return self.find_gradient()
+
+    @cached_property
     def curvature(self) -> Float64[Tensor, "h h"]:
-        """A positive semi-definite estimate of the second derivatives, `(6 + r, 6 + r)`: found when it is first needed."""
+        """A positive semi-definite estimate of the second derivatives, `(6 + r, 6 + r)`."""
         return self.find_curvature()
 
 
@@ -122,7 +126,7 @@ class Objective:
 
     @torch.no_grad()
     def __call__(self, vector: Float64[Tensor, " h"]) -> Point | None:
-        """Evaluate it with its derivatives; None where the covariance is singular to rounding.
+        """Evaluate it; None where the covariance is singular to rounding.
 
         With G the gradient of the evidence in C, k' the derivative of the kernel in squared distances and H = G * k' entry by
         entry, the gradient is, for points z and relevances a,
@@ -149,80 +153,79 @@ class Objective:
             moved = self.points * covariance.linear
             matrix.addmm_(moved, moved.mT)
         matrix.diagonal().add_(nugget)
-        found = Evidence.of(matrix, self.values)
-        if found is None:
+        evidence = Evidence.of(matrix, self.values)
+        if evidence is None:
             return None
-        derivatives = _Derivatives(self, vector, covariance, nugget, centred, slopes, in_alpha)
-        gradient = derivatives.gradient(found.gradient())
-        gradient[SHAPE:] -= vector[SHAPE:]
-        total = 0.5 * float(vector[SHAPE:].square().sum()) - found.value
-        size = self.values.numel()
-        return Point(total / size, -gradient / size, lambda: derivatives.curvature(found) / size)
+        derivatives = _Derivatives(self, vector, covariance, nugget, evidence, centred, slopes, in_alpha)
+        value = (0.5 * float(vector[SHAPE:].square().sum()) - evidence.value) / self.values.numel()
+        return Point(value, derivatives.gradient, derivatives.curvature)
 
 
 @dataclass(frozen=True, eq=False)
 class _Derivatives:
-    """Derivatives of C at one vector of hyper-parameters, contracted with what they are asked for."""
+    """Derivatives of the objective at one vector of hyper-parameters, by those of C."""
 
     objective: Objective
     vector: Tensor
     covariance: Covariance
     nugget: Tensor
+    evidence: Evidence
     centred: Tensor
     slopes: Tensor | None
     in_alpha: Tensor | None
 
-    def gradient(self, weights: Float64[Tensor, "n n"]) -> Float64[Tensor, " h"]:
-        """Sum over entries of C's derivatives times these weights."""
-        points, relevance = self.objective.points, self.covariance.relevance
+    @torch.no_grad()
+    def gradient(self) -> Float64[Tensor, " h"]:
+        """Minus the sum over entries of C's derivatives times those of the evidence, and what the hyper-prior adds."""
+        points, relevance, weights = self.objective.points, self.covariance.relevance, self.evidence.gradient()
         in_nugget = weights.diagonal().sum()
-        in_shape, in_linear, in_relevance = (torch.zeros((), dtype=weights.dtype, device=weights.device),) + (
-            torch.zeros_like(relevance),
-        ) * 2
+        in_relevance, in_linear, in_alpha = torch.zeros_like(relevance), torch.zeros_like(relevance), in_nugget.new_zeros(())
         if self.covariance.has_linear_part:
             squares = (points * (weights @ points)).sum(0) + in_nugget * self._mean_squares
             in_linear = 2.0 * self.covariance.linear.square() * squares
         if self.slopes is not None:
             if self.in_alpha is not None:
-                in_shape = (weights * self.in_alpha).sum()
-            both = weights * self.slopes
-            products = both @ self.centred
-            squares_apart = (self.centred.square() * both.sum(1, keepdim=True)).sum(0) - (self.centred * products).sum(0)
+                in_alpha = weights.flatten() @ self.in_alpha.flatten()
+            both = weights.mul_(self.slopes)
+            squares_apart = (self.centred.square() * both.sum(1, keepdim=True) - self.centred * (both @ self.centred)).sum(0)
             in_relevance = 4.0 * relevance.square() * squares_apart
-        return self._joined(
-            in_relevance[:, None], in_linear[:, None], in_shape.reshape(1), (in_nugget * self.nugget).reshape(1)
-        )[:, 0]
+        gradient = -self._joined(in_relevance, in_linear, in_alpha, in_nugget * self.nugget)
+        gradient[SHAPE:] += self.vector[SHAPE:]
+        return gradient / self.objective.values.numel()
 
-    def curvature(self, evidence: Evidence) -> Float64[Tensor, "h h"]:
+    @torch.no_grad()
+    def curvature(self) -> Float64[Tensor, "h h"]:
         """The average information, and what the hyper-prior adds."""
+        evidence, count = self.evidence, len(self.centred)
         outputs = evidence.solved.shape[1]
         chosen = torch.linspace(0, outputs - 1, min(outputs, _OUTPUTS)).round().long().to(evidence.solved.device)
-        total = torch.zeros(len(self.vector), len(self.vector), dtype=torch.float64, device=evidence.solved.device)
-        for column in (evidence.solved / evidence.amplitude)[:, chosen].mT:
-            images = self._images(column)
-            along = images @ column
-            total += images @ (evidence.inverse @ images.mT) - along[:, None] * along / len(column)
-        total *= 0.5 * outputs / len(chosen)
+        columns = (evidence.solved / evidence.amplitude)[:, chosen]
+        images = self._images(columns)
+        along = torch.einsum("nmh,nm->mh", images, columns)
+        # sum over columns of b^T C_i C^-1 C_j b, with C = L L^T
+        whitened = torch.linalg.solve_triangular(evidence.root, images.flatten(1), upper=False).reshape(-1, len(self.vector))
+        total = (whitened.mT @ whitened - along.mT @ along / count) * (0.5 * outputs / len(chosen))
         total.diagonal()[SHAPE:] += 1.0
-        return total
+        return total / self.objective.values.numel()
 
-    def _images(self, column: Float64[Tensor, " n"]) -> Float64[Tensor, "h n"]:
-        """C_i b for each hyper-parameter."""
-        points, centred, relevance = self.objective.points, self.centred, self.covariance.relevance
-        shape, none = (len(relevance), len(column)), column.new_zeros(1)
-        in_relevance, in_linear, in_alpha = column.new_zeros(shape), column.new_zeros(shape), column.new_zeros(len(column))
+    def _images(self, columns: Float64[Tensor, "n m"]) -> Float64[Tensor, "n m h"]:
+        """C_i b for each column b and each hyper-parameter."""
+        points, relevance = self.objective.points, self.covariance.relevance
+        in_relevance, in_linear = columns.new_zeros(2, *columns.shape, len(relevance))
+        in_alpha = torch.zeros_like(columns)
         if self.covariance.has_linear_part:
-            along = (points.mT @ column)[:, None] * points.mT + self._mean_squares[:, None] * column
-            in_linear = 2.0 * self.covariance.linear.square()[:, None] * along
+            along = points[:, None] * (columns.mT @ points) + self._mean_squares * columns[..., None]
+            in_linear = 2.0 * self.covariance.linear.square() * along
         if self.slopes is not None:
             if self.in_alpha is not None:
-                in_alpha = self.in_alpha @ column
-            weighted = centred * column[:, None]
-            products = self.slopes @ torch.cat([column[:, None], weighted, centred * weighted], dim=1)
-            first, second = products[:, 1 : 1 + len(relevance)], products[:, 1 + len(relevance) :]
-            squares_apart = centred.square() * products[:, :1] - 2.0 * centred * first + second
-            in_relevance = (2.0 * relevance.square() * squares_apart).mT
-        return self._joined(in_relevance, in_linear, in_alpha + none, self.nugget * column)
+                in_alpha = self.in_alpha @ columns
+            centred = self.centred[:, None]
+            weighted = centred * columns[..., None]
+            stacked = torch.cat([weighted, centred * weighted, columns[..., None]], dim=2)
+            products = (self.slopes @ stacked.flatten(1)).view_as(stacked)
+            first, second, last = products.split([len(relevance), len(relevance), 1], dim=2)
+            in_relevance = 2.0 * relevance.square() * (centred.square() * last - 2.0 * centred * first + second)
+        return self._joined(in_relevance, in_linear, in_alpha, self.nugget * columns)
 
     @property
     def _mean_squares(self) -> Tensor:
@@ -231,22 +234,22 @@ class _Derivatives:
 
     def _joined(
         self,
-        in_relevance: Float64[Tensor, "r m"],
-        in_linear: Float64[Tensor, "r m"],
-        in_alpha: Float64[Tensor, " m"],
-        in_noise: Float64[Tensor, " m"],
-    ) -> Float64[Tensor, "h m"]:
+        in_relevance: Float64[Tensor, "*b r"],
+        in_linear: Float64[Tensor, "*b r"],
+        in_alpha: Float64[Tensor, "*b"],
+        in_noise: Float64[Tensor, "*b"],
+    ) -> Float64[Tensor, "*b h"]:
         """Derivatives in all hyper-parameters from those in log a, log linear, log alpha and log noise."""
         log_std = self.objective.std.log()
-        rows = [
-            -in_relevance.sum(0),
-            -(log_std @ in_relevance),
+        shape = [
+            -in_relevance.sum(-1),
+            -(in_relevance @ log_std),
             in_alpha,
-            0.5 * in_linear.sum(0),
-            -(log_std @ in_linear),
+            0.5 * in_linear.sum(-1),
+            -(in_linear @ log_std),
             in_noise,
         ]
-        return torch.cat([torch.stack(rows), in_relevance])
+        return torch.cat([torch.stack(shape, dim=-1), in_relevance], dim=-1)
 
 
 def _matrices(covariance: Covariance, centred: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:

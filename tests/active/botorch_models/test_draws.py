@@ -6,6 +6,7 @@ import pytest
 import torch
 from botorch.acquisition.analytic import PosteriorMean
 from botorch.optim import optimize_acqf
+from botorch.sampling.get_sampler import get_sampler
 from torch import Tensor
 
 from probneural.active import OperatorDraws, OperatorModel
@@ -125,3 +126,30 @@ def test_latents_that_differ_from_call_to_call_are_refused() -> None:
     paths(designs(3))
     with pytest.raises(LatentError, match=r"from call to call, 'of .*is_shared_across_calls=False"):
         paths(designs(4))
+
+
+@pytest.mark.parametrize("given", ["nothing", "observations", "observations in batches", "a measured field"])
+def test_draws_of_a_process_at_a_batch_do_not_depend_on_other_batches(given: str) -> None:
+    """Line searches change the number of t-batches. Within one, the joint covariance is that of a single prediction."""
+    model, X, seen = model_of("kernel"), designs(6, 3), designs(6, 1, seed=52)
+    rows = [slice(number, number + 1) for number in range(6)]
+    if given == "a measured field":
+        values = torch.ones(1, 2, 3, dtype=torch.float64)
+        measured = model.predictor.condition(encode(seen[0]), functional=three_numbers(), values=values, noise=1e-2)
+        model = OperatorModel(measured, encode=encode, functional=three_numbers())
+    if given == "observations":
+        model = model.condition_on_observations(seen[0], torch.zeros(1, 6).double())
+    alone = [model] * 6
+    if given == "observations in batches":
+        alone = [model.condition_on_observations(seen[row], torch.zeros(1, 1, 6).double()) for row in rows]
+        model = model.condition_on_observations(seen, torch.zeros(6, 1, 6).double())
+    together = model.posterior(X)
+    sampler = get_sampler(together, torch.Size([16]), seed=0)
+    draws = sampler(together)
+    for row, one in zip(rows, alone, strict=True):
+        posterior = one.posterior(X[row].clone().requires_grad_())
+        assert posterior.base_sample_shape == together.base_sample_shape
+        torch.testing.assert_close(sampler(posterior), draws[:, row], rtol=0, atol=1e-12)
+    if given in ("nothing", "a measured field"):
+        root = model.predictor(encode(X[2])).apply(model.functional).root.dense().flatten(0, 2)
+        torch.testing.assert_close(together.covariance[2], root @ root.mT, rtol=1e-9, atol=1e-12)

@@ -99,7 +99,7 @@ def test_the_acquisition_function_gets_objective_constraints_and_evaluated_desig
 
 
 def test_batches_have_good_designs_only_and_their_search_converges(tmp_path: Path) -> None:
-    result = made(tmp_path, plan=LearningPlan(initial=5, batch=4, seed=1)).run(evaluations=13)
+    result = made(tmp_path, plan=LearningPlan(initial=5, batch=4, seed=2)).run(evaluations=13)
     sample = torch.rand(1000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     random_values = closeness(solve(encode(sample)).values.flatten(1))
     for batch in (result.objective[5:9], result.objective[9:]):  # all better than three of four random designs
