@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from probneural.distributions import DenseRoot, GaussianField, MixtureField, ScaleMixtureField
+from probneural.distributions import DenseRoot, GaussianField, MixtureField, ScaleMixtureField, intervals
+from probneural.distributions.roots.modulated import DiagonalRoot, ModulatedRoot
+from probneural.distributions.roots.sums import SideBySideRoot
+from probneural.distributions.scale_mixture import coupled
 from probneural.errors import ArgumentError, ShapeError
 from probneural.fields import Field
 from probneural.functionals import Functional, integral, sensors, stack
 from probneural.grids import Grid
+from probneural.linear_algebra.densities import CommonModes
 from probneural.metrics import compare, coverage, crps, interval_width, joint_nll, nll
 from tests.distributions.cases import normal
 
@@ -18,6 +24,17 @@ GRID = Grid.uniform(6)
 SCALES = torch.tensor([0.4, 1.0, 2.5], dtype=torch.float64)
 SHARED = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
 EACH = torch.tensor([[0.2, 0.0, 0.6], [0.5, 1.0, 0.1], [0.3, 0.0, 0.3]], dtype=torch.float64)
+
+
+class Counter:
+    """A method that counts its calls."""
+
+    def __init__(self, method: Any) -> None:
+        self.method, self.calls = method, 0
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        self.calls += 1
+        return self.method.__get__(instance, owner)
 
 
 class Counted(DenseRoot):
@@ -65,6 +82,8 @@ def test_it_is_the_mixture_of_its_components(weights: Tensor, own: bool) -> None
             found, expected = getattr(first, name), getattr(second, name)
             assert found == expected if not isinstance(found, Tensor) else torch.allclose(found, expected), name
         for noise in (0.0, 0.3):
+            densities = [u.log_prob(truth, noise=noise, joint=False) for u in (first, second)]
+            torch.testing.assert_close(*densities)
             torch.testing.assert_close(first.cdf(truth, noise=noise), second.cdf(truth, noise=noise))
             torch.testing.assert_close(first.quantile([0.1, 0.7], noise=noise), second.quantile([0.1, 0.7], noise=noise))
             torch.testing.assert_close(
@@ -129,3 +148,47 @@ def test_what_is_refused() -> None:
             ScaleMixtureField(gaussian(), torch.tensor(scales))
     with pytest.raises(ShapeError, match="weights"):
         ScaleMixtureField(gaussian(), SCALES, weights=SHARED[:2])
+
+
+def with_modes(white: Tensor) -> GaussianField:
+    """A field whose discrepancy has modes in common, and white noise of these deviations."""
+    std = 0.2 + normal("std", 3, 2, 24).abs()
+    return GaussianField(
+        normal("mean", 3, 2, 24),
+        DenseRoot(0.5 * normal("root", 3, 2, 24, 4)),
+        latent="xi",
+        grid=Grid.uniform(24),
+        discrepancy=SideBySideRoot(ModulatedRoot(std, normal("modes", 2, 24, 5)), DiagonalRoot(white * std)),
+    )
+
+
+@pytest.mark.parametrize("is_common", [True, False])
+def test_joint_densities_with_modes_in_common(is_common: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are those of dense covariances; the modes are factored once for all samples, scales and values."""
+    factored: list[int] = []
+    monkeypatch.setattr(intervals, "CommonModes", lambda modes: CommonModes(modes) if factored.append(1) is None else None)
+    monkeypatch.setattr(CommonModes, "log_densities", counted := Counter(CommonModes.log_densities))
+    field, truth = (
+        with_modes(0.3 * torch.ones(()) if is_common else 0.2 + normal("white", 3, 2, 24).abs()),
+        normal("y", 3, 2, 24),
+    )
+    assert field.discrepancy is not None
+    dense = torch.cat([root.dense().flatten(1, 2) for root in (field.root, field.discrepancy)], -1)
+    parts = [
+        torch.distributions.MultivariateNormal(field.mean.flatten(1), scale**2 * dense @ dense.mT).log_prob(truth.flatten(1))
+        for scale in SCALES.tolist()
+    ]
+    expected = (torch.stack(parts) + SHARED.log()[:, None]).logsumexp(0)
+    torch.testing.assert_close(ScaleMixtureField(field, SCALES, weights=SHARED).log_prob(truth), expected, rtol=1e-10, atol=0)
+    assert (len(factored), counted.calls) == (1, 3 if is_common else 0)
+    torch.testing.assert_close(field.log_prob(truth), parts[1], rtol=1e-10, atol=0)
+
+
+def test_coupled_samples_keep_their_distributions() -> None:
+    field = ScaleMixtureField(with_modes(torch.tensor(0.3).double()), SCALES, weights=EACH)
+    shared = coupled(field)
+    assert shared.base_shape == field.marginal(1).base_shape
+    numbers = normal("numbers", 50, *shared.base_shape)
+    drawn = shared.rsample((50,), base_samples=numbers)
+    for row in range(3):
+        torch.testing.assert_close(drawn[:, row], field.marginal(row).rsample((50,), base_samples=numbers)[:, 0])

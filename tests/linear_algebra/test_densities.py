@@ -10,6 +10,7 @@ from probneural.linear_algebra import densities
 from probneural.linear_algebra.conditioning import condition_noisily
 from probneural.linear_algebra.densities import (
     _GRAM_TRACE,
+    CommonModes,
     _by_singular_values,
     log_density,
     log_density_of_gram,
@@ -147,3 +148,12 @@ class TestLogDensityOfManyColumns:
         dense = torch.distributions.MultivariateNormal(torch.zeros_like(residual), covariance)
         for one, other in zip(found, torch.autograd.grad(dense.log_prob(inputs[1]).sum(), inputs), strict=True):
             assert torch.allclose(one, other, rtol=1e-9, atol=1e-10)
+
+
+def test_modes_in_common_of_channels_with_latents_of_their_own() -> None:
+    modes, root, residuals = normal("modes", 2, 30, 7), normal("root", 2, 30, 5), normal("residuals", 3, 2, 30)
+    root[0, :, :2] = 0.0
+    covariance = torch.eye(60, dtype=torch.float64) + root.flatten(0, 1) @ root.flatten(0, 1).mT
+    covariance += torch.block_diag(*(100.0 * modes @ modes.mT))
+    expected = torch.distributions.MultivariateNormal(torch.zeros(60).double(), covariance).log_prob(residuals.flatten(1))
+    torch.testing.assert_close(CommonModes(10.0 * modes).log_densities(root, residuals), expected, rtol=1e-12, atol=0)

@@ -12,6 +12,7 @@ from probneural.distributions import DenseRoot, EmpiricalField, GaussianField
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics import compare, energy_score
+from probneural.metrics.proper_scores import _distances
 from tests.helpers import normal
 from tests.metrics.cases import GRIDS, empirical, gaussian, shares, truth_for
 
@@ -53,3 +54,9 @@ def test_noise_is_observed_at_one_point(make: object) -> None:
     estimates = torch.stack([energy_score(comparison, draws=32, seed=seed) for seed in range(300)])
     gap = (estimates.mean(0) - metrics.crps(comparison)).abs()
     assert bool((gap < 4.5 * estimates.std(0) / math.sqrt(300)).all())
+
+
+def test_distances_from_the_gram_matrix() -> None:
+    points = 1e3 + normal(2, 3, 20, 50, seed=8)
+    expected = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
+    torch.testing.assert_close(_distances(points, may_be_equal=False), expected, rtol=1e-11, atol=1e-6)

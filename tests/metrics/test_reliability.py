@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -68,6 +69,22 @@ def test_a_true_distribution_is_found_reliable() -> None:
         assert simultaneous_coverage(comparison, level=level).mean().item() == pytest.approx(level, abs=0.05)
     thinned = pit(comparison)[:, 0, 0]  # one value per function, so that they are independent
     assert stats.kstest(thinned.numpy(), "uniform").pvalue > 0.01
+
+
+def test_draws_stop_when_a_sample_is_inside_or_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    u, truth = own_draws(40)
+    comparison = compare(u, truth, noise=0.5)
+    monkeypatch.setattr(reliability, "_CHUNK_ELEMENTS", 16 * truth.values[0].numel())  # sixteen draws at a time
+    worst, suprema = reliability.true_supremum(comparison), reliability.drawn_suprema(comparison, draws=512, seed=0)
+    samples, evaluate = [], reliability._suprema
+    monkeypatch.setattr(
+        reliability, "_suprema", lambda part, *a, **k: samples.append(len(part.truth)) or evaluate(part, *a, **k)
+    )
+    for level in (0.5, 0.9):
+        quantile = suprema.sort(0).values[math.ceil(513 * level) - 1]
+        assert torch.equal(simultaneous_coverage(comparison, level=level), (worst <= quantile).double())
+    assert 40 * 2 < sum(samples) < 0.7 * 40 * 2 * 32
+    assert sorted(samples[: samples.index(40, 1)], reverse=True) == samples[: samples.index(40, 1)]
 
 
 def test_transform_of_gaussian_and_mixture_against_scipy() -> None:
