@@ -14,7 +14,7 @@ from probneural.data import list_variables
 from probneural.data.opening import paths_of
 from probneural.distributions import Predictor
 from probneural.errors import FileError
-from probneural.registry import KINDS
+from probneural.registry import kind_named
 from probneural.runs.config import Config
 from probneural.runs.folder import OF_ONE_STEP, read_json, read_record
 from probneural.runs.sources import PARTS
@@ -62,7 +62,8 @@ def _saved(path: Path) -> dict[str, Any]:
         losses = metadata.get("losses", [])
         facts |= {"epochs done": len(losses), "training loss": losses[-1] if losses else None}
     else:
-        cls = KINDS[kind].cls if kind in KINDS else nn.Module if kind == FOREIGN else object
+        registered = kind_named(kind)
+        cls = registered.cls if registered else nn.Module if kind == FOREIGN else object
         is_operator = issubclass(cls, nn.Module)
         facts["is"] = "an operator" if is_operator else "a predictor" if issubclass(cls, Predictor) else "a fitted object"
         parts = list(_parts(metadata))
