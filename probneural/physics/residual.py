@@ -26,8 +26,7 @@ from probneural.errors import ArgumentError, DataError, ProbneuralError, ShapeEr
 from probneural.fields import Field, check_field
 from probneural.fingerprints import identity_of
 from probneural.grids import Grid, check_grid
-from probneural.physics.conditions import Condition, check_conditions, held_misfit
-from probneural.physics.construction import ByConstruction
+from probneural.physics.conditions import ByConstruction, Condition, check_conditions, held_misfit
 from probneural.physics.equations import Equation
 from probneural.registry import stored
 from probneural.training.losses import Loss, check_loss, relative_l2, takes_inputs

@@ -27,7 +27,7 @@ from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics.scores import batch_size
 from probneural.runs.folder import RunFolder, versions
-from probneural.runs.results import read_run
+from probneural.runs.inspection import read_run
 from probneural.runs.sources import axis_names, is_window, open_inputs
 from probneural.runs.steps import Calibrated, Progress
 from probneural.training import atomic
