@@ -6,6 +6,7 @@ import functools
 import io
 import json
 import logging
+import operator
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -258,7 +259,7 @@ def fold_constants(program: ExportedProgram) -> fx.GraphModule:
     constants: dict[fx.Node, Any] = {}
     for node in module.graph.nodes:
         if node.op == "get_attr":
-            constants[node] = _attribute(module, node.target)
+            constants[node] = operator.attrgetter(node.target)(module)
         elif node.op == "call_function" and all(argument in constants for argument in node.all_input_nodes):
             arguments, settings = fx.map_arg((node.args, node.kwargs), constants.__getitem__)
             constants[node] = node.target(*arguments, **settings)
@@ -292,13 +293,6 @@ def _constant(module: fx.GraphModule, value: Tensor, *, before: fx.Node) -> fx.N
 def _is_double(node: fx.Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, Tensor) and value.dtype == torch.float64
-
-
-def _attribute(module: nn.Module, path: str) -> Any:
-    *parents, name = path.split(".")
-    for parent in parents:
-        module = getattr(module, parent)
-    return getattr(module, name)
 
 
 def _array(name: str, values: Tensor, grid: Grid) -> dict[str, Any]:

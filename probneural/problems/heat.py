@@ -203,7 +203,7 @@ class SphereHeat(Settings, Undisturbed):
             raise ArgumentError(expected="resolution or points", got="both or neither", remedy="give one of them")
         check_sample_dtype(dtype)
         grid = self.grid(check_integer(resolution, "resolution", least=4) if points is None else points)
-        degrees = self._degrees()
+        degrees = torch.cat([torch.full((2 * degree + 1,), float(degree)) for degree in range(self.degree + 1)]).double()
         normal = torch.randn(
             check_integer(n, "n"), len(degrees), generator=stream(check_seed(seed), "sphere states"), dtype=torch.float64
         )
@@ -212,10 +212,6 @@ class SphereHeat(Settings, Undisturbed):
         before = coefficients @ harmonics(grid.points, self.degree).mT
         after = (decay * coefficients) @ harmonics(_rotated(grid.points, -self.rotation * self.time), self.degree).mT
         return FieldPairs(Field(before[:, None].to(dtype), grid), Field(after[:, None].to(dtype), grid))
-
-    def _degrees(self) -> Float64[Tensor, " k"]:
-        """Degree l of each harmonic."""
-        return torch.cat([torch.full((2 * degree + 1,), float(degree)) for degree in range(self.degree + 1)]).double()
 
 
 def harmonics(points: Float64[Tensor, "p 3"], degree: int) -> Float64[Tensor, "p k"]:

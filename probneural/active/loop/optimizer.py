@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, cast
@@ -234,7 +234,7 @@ class Optimizer:
         number = len(self._learner.history)
         evaluations = self.evaluations
         functional = self._reads(evaluations.pairs.outputs.grid)
-        model = OperatorModel(predictor, encode=self._encode_double, functional=functional)
+        model = OperatorModel(predictor, encode=lambda X: self._encode(X).to(torch.float64), functional=functional)
         seed = stream_seed(self.plan.seed, "next designs", number)
         count = next_target(self.plan.batch, len(evaluations)) - len(evaluations)
         bounds = torch.tensor([[0.0], [1.0]], dtype=torch.float64).expand(2, self.dimension)
@@ -242,12 +242,19 @@ class Optimizer:
             posterior = cast(TorchPosterior, model.posterior(bounds[:1]))
             sampler = get_sampler(posterior, torch.Size([_DRAWS]), seed=seed)
         goals = [*self._objectives.values()]
+        targets: dict[str, Any] = {"objective": GenericMCObjective(lambda samples, X: goals[0](samples))}
+        if len(goals) > 1:
+
+            def stacked(samples: Tensor, X: Tensor | None = None) -> Tensor:
+                return torch.stack([goal(samples) for goal in goals], -1)
+
+            targets = {"objective": GenericMCMultiOutputObjective(stacked), "ref_point": evaluations.reference_point}
         acquisition = self._acquisition(
             model,
             evaluations.designs,
             constraints=[*self._constraints.values()] or None,
             sampler=sampler,
-            **(_one(goals[0]) if len(goals) == 1 else _several(goals, evaluations.reference_point)),
+            **targets,
         )
         designs, _ = optimize_acqf(
             acquisition,
@@ -266,9 +273,6 @@ class Optimizer:
     def _reads(self, grid: Grid) -> Functional:
         """The functional, by default the values at all points."""
         return sensors(grid, grid.points) if self._functional is None else self._functional
-
-    def _encode_double(self, designs: Tensor) -> Field:
-        return self._encode(designs).to(torch.float64)
 
     def _encoded(self, designs: Float64[Tensor, "n d"]) -> Field:
         """Inputs of designs, which are stored under the keys of their inputs."""
@@ -301,20 +305,6 @@ def _improvement_or_feasibility(model: OperatorModel, baseline: Tensor, **option
             return qLogProbabilityOfFeasibility(model, constraints=constraints, sampler=sampler)
     kind = qLogNoisyExpectedHypervolumeImprovement if "ref_point" in options else qLogNoisyExpectedImprovement
     return kind(model, X_baseline=baseline, prune_baseline=True, **options)
-
-
-def _one(goal: Goal) -> dict[str, Any]:
-    """BoTorch's objective, a function of draws and designs."""
-    return {"objective": GenericMCObjective(lambda samples, X: goal(samples))}
-
-
-def _several(goals: Sequence[Goal], point: Float64[Tensor, " o"]) -> dict[str, Any]:
-    """BoTorch's objectives, and the reference point of their hypervolume."""
-
-    def stacked(samples: Tensor, X: Tensor | None = None) -> Tensor:
-        return torch.stack([goal(samples) for goal in goals], -1)
-
-    return {"objective": GenericMCMultiOutputObjective(stacked), "ref_point": point}
 
 
 def _goals(goals: Mapping[str, object]) -> dict[str, Goal]:
