@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx, nn
 
+from probneural import atomic
 from probneural.calibration.calibrate import CalibratedPredictor
 from probneural.checks import check_finite, check_path, missing
 from probneural.contexts import AUTOGRAD_STATE, without_gradients
@@ -27,7 +28,6 @@ from probneural.errors import ArgumentError, DataError, ProbneuralError, Unsuppo
 from probneural.export.modules import Evaluation, moments, unsupported
 from probneural.fields import Field, check_field, evaluate, power_of_two
 from probneural.grids import Grid, check_grid
-from probneural.training import atomic
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from probneural import atomic
 from probneural.arrays.layouts import CHANNEL, SAMPLE, layouts_of
 from probneural.arrays.meshes import write_meshes
 from probneural.checks import check_path
@@ -30,7 +31,6 @@ from probneural.runs.folder import RunFolder, versions
 from probneural.runs.inspection import read_run
 from probneural.runs.sources import axis_names, is_window, open_inputs
 from probneural.runs.steps import Calibrated, Progress
-from probneural.training import atomic
 
 if TYPE_CHECKING:
     import xarray

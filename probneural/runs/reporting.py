@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from probneural import atomic
 from probneural.checks import check_path, missing
 from probneural.distributions import Predictor
 from probneural.errors import FileError, UnsupportedError
@@ -30,7 +31,6 @@ from probneural.runs.scoring import TestScores, predicted
 from probneural.runs.sources import PARTS, RANDOM_IN_TIME
 from probneural.runs.steps import REPORT, Calibrated, Progress, calibrated_in, read_history, score_in
 from probneural.runs.toml import text_of
-from probneural.training import atomic
 from probneural.training.callbacks import History
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")

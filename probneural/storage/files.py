@@ -16,12 +16,13 @@ import torch
 from jaxtyping import AbstractArray, jaxtyped
 from torch import Tensor, nn
 
+from probneural import atomic
 from probneural.checks import check_device, check_module, check_path
 from probneural.errors import FileError, UnsupportedError
 from probneural.pairs.provenance import TrainingRecord, operator_record
 from probneural.registry import Kind, kind_named, kind_of
 from probneural.storage import kinds
-from probneural.training import atomic, files, schema
+from probneural.training import files, schema
 
 Plan: TypeAlias = Callable[[torch.device], Any]
 """Function that builds a validated object on a device."""

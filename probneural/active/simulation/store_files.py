@@ -14,8 +14,9 @@ from typing import Any, TypedDict
 from filelock import FileLock, Timeout
 from torch import Tensor
 
+from probneural import atomic
 from probneural.errors import ArgumentError, DataError, FileError, ProbneuralError, warn
-from probneural.training import atomic, files, schema
+from probneural.training import files, schema
 from probneural.training.schema import JSON
 
 RESULTS = "results"
