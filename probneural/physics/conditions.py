@@ -14,8 +14,7 @@ from probneural.checks import assign, check_choice, check_finite, check_instance
 from probneural.contexts import is_transformed
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field
-from probneural.grids import Grid
-from probneural.grids.grid import check_grid
+from probneural.grids import Grid, check_grid
 from probneural.grids.mesh import boundary_distances
 from probneural.operators.base import Operator
 from probneural.operators.checks import check_input

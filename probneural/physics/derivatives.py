@@ -19,9 +19,8 @@ from probneural.checks import check_instance, check_integer, check_sequence
 from probneural.contexts import is_transformed, outside_of_transforms, plain_operations, remembered, undisturbed
 from probneural.errors import ArgumentError, DataWarning, GridError, ShapeError, UnsupportedError, warn
 from probneural.fields import Field, check_field, evaluate
-from probneural.grids import Grid, check_grid
+from probneural.grids import Grid, check_grid, check_unmasked
 from probneural.grids.axes import transfer
-from probneural.grids.grid import check_unmasked
 from probneural.grids.mesh import nodal_gradients
 from probneural.operators import Operator, PointFNO
 

@@ -15,8 +15,7 @@ from probneural.checks import check_integer, check_real, check_shape, real_tenso
 from probneural.contexts import Undisturbed
 from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field
-from probneural.grids import Grid, along_axis
-from probneural.grids.axes import Axis
+from probneural.grids import Axis, Grid, along_axis
 from probneural.pairs import FieldPairs
 from probneural.problems.base import Dimension, Evolution, GaussianInputProblem
 from probneural.problems.input_distributions import check_sample_dtype

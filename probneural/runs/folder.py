@@ -21,8 +21,7 @@ from probneural import atomic
 from probneural.checks import check_instance, check_path, check_regular
 from probneural.data import StoredPairs
 from probneural.errors import ArgumentError, FileError, UnsupportedError
-from probneural.grids import Grid
-from probneural.grids.axes import Axis
+from probneural.grids import Axis, Grid
 from probneural.pairs import Dataset
 from probneural.processes import launched, world_size
 from probneural.runs.config import NO_OPERATOR, Config, with_paths
