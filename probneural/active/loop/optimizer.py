@@ -22,7 +22,7 @@ from botorch.sampling.get_sampler import get_sampler
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.active.botorch_models.model import OperatorModel
+from probneural.active.botorch_models.model import OperatorModel, encoded_inputs
 from probneural.active.loop.evaluations import Evaluations
 from probneural.active.loop.history import LearningHistory
 from probneural.active.loop.learner import ActiveLearner
@@ -277,13 +277,7 @@ class Optimizer:
     def _encoded(self, designs: Float64[Tensor, "n d"]) -> Field:
         """Inputs of designs, which are stored under the keys of their inputs."""
         with torch.no_grad():
-            inputs = check_instance(
-                self._encode(designs), Field, "inputs from encode", remedy="return pn.Field(values, grid)"
-            ).detached()
-        if len(inputs) != len(designs):
-            raise ShapeError(
-                expected=f"{len(designs)} inputs of {len(designs)} designs", got=str(len(inputs)), remedy="mend encode"
-            )
+            inputs = encoded_inputs(self._encode, designs).detached()
         inputs = inputs.to(torch.float64).to("cpu")
         for row, design in enumerate(designs):
             self._designs[self.store.key(inputs[row])] = design
