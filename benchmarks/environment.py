@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import probneural
-from probneural.training import atomic
+from probneural import atomic
 
 PACKAGES = ("torch", "gpytorch", "botorch", "scipy", "numpy")
 

@@ -23,7 +23,7 @@ from benchmarks.inverse_tasks import BurgersTask, DarcyTask, HeatTask, PoissonTa
 from probneural.distributions import Predictor
 from probneural.errors import ConvergenceWarning, DataWarning
 from probneural.inverse import InverseProblem
-from probneural.inverse.priors import Prior
+from probneural.inverse.model import Prior
 from probneural.randomness import stream
 
 TASKS: dict[str, type[HeatTask] | type[PoissonTask] | type[BurgersTask] | type[DarcyTask]] = {

@@ -10,37 +10,35 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from probneural import (
-    augmentation,
-    calibration,
-    curvature,
-    data,
-    distributions,
-    errors,
-    export,
-    forecasts,
-    functionals,
-    heads,
-    inverse,
-    metrics,
-    operators,
-    physics,
-    problems,
-    training,
-)
-from probneural.checks import missing
-from probneural.fields import Field
-from probneural.grids import Grid
-from probneural.pairs import FieldPairs
-from probneural.pairs.clocks import WindowClock
-from probneural.storage import load, save
-from probneural.training import fit
-from probneural.trajectories import FieldTrajectories
-
 if TYPE_CHECKING:
     from probneural import active as active
+    from probneural import (
+        augmentation,
+        calibration,
+        curvature,
+        data,
+        distributions,
+        errors,
+        export,
+        forecasts,
+        functionals,
+        heads,
+        inverse,
+        metrics,
+        operators,
+        physics,
+        problems,
+        training,
+    )
     from probneural import plots as plots
     from probneural import runs as runs
+    from probneural.fields import Field
+    from probneural.grids import Grid
+    from probneural.pairs import FieldPairs
+    from probneural.pairs.clocks import WindowClock
+    from probneural.storage import load, save
+    from probneural.training import fit
+    from probneural.trajectories import FieldTrajectories
 
 __version__ = "0.1.0"
 
@@ -71,20 +69,39 @@ __all__ = [
     "training",
 ]
 
-_LAZY = {"active": "plots", "plots": "plots", "runs": "cli"}
-"""Subpackages that need BoTorch, Matplotlib or pydantic, imported when first used, and the extras that have these."""
+_EXTRAS = {"active": "plots", "plots": "plots", "runs": "cli"}
+"""Subpackages that need BoTorch, Matplotlib or pydantic, and the extras that have these."""
+_MODULES = {
+    "Field": "fields",
+    "FieldPairs": "pairs",
+    "FieldTrajectories": "trajectories",
+    "Grid": "grids",
+    "WindowClock": "pairs.clocks",
+    "fit": "training",
+    "load": "storage",
+    "save": "storage",
+}
+"""Modules of the classes and functions; all other names are modules."""
 
 
 def __getattr__(name: str) -> object:
-    """Import a lazy subpackage on first use."""
-    if name in _LAZY:
-        try:
-            return importlib.import_module(f"probneural.{name}")
-        except ModuleNotFoundError as error:
-            raise missing(f"pn.{name}", error, _LAZY[name]) from error
-    raise AttributeError(f"module 'probneural' has no attribute {name!r}")
+    """Import a module, class or function on first use."""
+    path = f"probneural.{_MODULES.get(name, name)}"
+    try:
+        module = None if name.startswith("_") else importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if name in _EXTRAS:
+            from probneural.checks import missing
+
+            raise missing(f"pn.{name}", error, _EXTRAS[name]) from error
+        if error.name != path:
+            raise
+        module = None
+    if module is None:
+        raise AttributeError(f"module 'probneural' has no attribute {name!r}")
+    return globals().setdefault(name, getattr(module, name) if name in _MODULES else module)
 
 
 def __dir__() -> list[str]:
-    """All public names, the lazy ones included."""
-    return [*__all__, *_LAZY]
+    """All public names, those of extras included."""
+    return [*__all__, *_EXTRAS]

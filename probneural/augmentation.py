@@ -20,8 +20,7 @@ from probneural.checks import assign, check_instance, check_integer, check_real,
 from probneural.contexts import undisturbed
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field, check_field
-from probneural.grids import Grid, check_grid, check_unmasked
-from probneural.grids.axes import Axis
+from probneural.grids import Axis, Grid, check_grid, check_unmasked
 from probneural.pairs import FieldPairs
 from probneural.randomness import stream
 from probneural.settings import Index, Settings

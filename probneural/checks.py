@@ -173,6 +173,16 @@ def check_callable(value: object, name: str, *, remedy: str) -> Callable[..., An
     return value
 
 
+def takes_show_progress(train: Callable[..., object]) -> bool:
+    """Whether a training function has an unset argument `show_progress`, to be switched off in favour of one bar."""
+    if isinstance(train, functools.partial) and "show_progress" in train.keywords:
+        return False
+    try:
+        return "show_progress" in inspect.signature(train).parameters
+    except (TypeError, ValueError):  # built-in callables may have no signature
+        return False
+
+
 def check_path(value: object, name: str) -> Path:
     """Return a path, or raise an ArgumentError."""
     if not isinstance(value, str | os.PathLike):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -50,7 +51,10 @@ class Kind:
 
 
 KINDS: dict[str, Kind] = {}
-"""All registered classes by name. Imports of the package fill it; files cannot add to it."""
+"""Registered classes by name. Imports of the package fill it; files cannot add to it."""
+
+_EXTRAS = {"LearningHistory": "active", "Run": "runs", "TestScores": "runs"}
+"""Subpackages of classes that need BoTorch or pydantic."""
 
 
 def stored(**options: Any) -> Callable[[_Class], _Class]:
@@ -74,6 +78,15 @@ def stored(**options: Any) -> Callable[[_Class], _Class]:
         return cls
 
     return register
+
+
+def kind_named(name: object) -> Kind | None:
+    """Storage format of the class with this name; if it is not registered yet, subpackages are imported."""
+    if isinstance(name, str) and name not in KINDS:
+        package = importlib.import_module(_PACKAGE)
+        for module in [_EXTRAS[name]] if name in _EXTRAS else package.__all__:
+            getattr(package, module)
+    return KINDS.get(name) if isinstance(name, str) else None
 
 
 def kind_of(thing: object) -> Kind | None:

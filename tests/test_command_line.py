@@ -18,7 +18,7 @@ from probneural import command_line, runs
 from probneural.command_line import main
 from probneural.errors import FileError
 from probneural.runs.config import Config, hints_of
-from probneural.runs.printing import print_page
+from probneural.runs.reporting import print_page
 from tests.runs.files import cheap, written
 
 ROOT = Path(__file__).parents[1]

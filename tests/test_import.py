@@ -1,4 +1,4 @@
-"""`import probneural` stays light: what only some users need is loaded when they need it."""
+"""`import probneural` loads no other module; its names load their modules, but no library that only some users need."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ import pytest
 import probneural
 
 ROOT = Path(__file__).parents[1]
-LIST_MODULES = "import sys, probneural; print(*{name.partition('.')[0] for name in sys.modules})"
+LIST_MODULES = """
+import sys, probneural
+loaded = [name for name in sys.modules if name.startswith("probneural")]
+from probneural import *
+print(len(loaded), *{name.partition(".")[0] for name in sys.modules})
+"""
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +29,8 @@ def loaded() -> set[str]:
     return set(finished.stdout.split())
 
 
-def test_the_listing_sees_what_an_import_pulls(loaded: set[str]) -> None:
-    assert {"probneural", "torch", "jaxtyping"} <= loaded
+def test_an_import_loads_one_module_and_all_names_load_the_rest(loaded: set[str]) -> None:
+    assert {"1", "probneural", "torch", "jaxtyping"} <= loaded
 
 
 # gpytorch belongs here because it imports pyro wherever pyro is installed; SciPy takes half a second.
@@ -54,6 +59,13 @@ def test_the_listing_sees_what_an_import_pulls(loaded: set[str]) -> None:
 )
 def test_import_leaves_out(package: str, loaded: set[str]) -> None:
     assert package not in loaded
+
+
+def test_unknown_names_are_no_attributes() -> None:
+    for name in ("Feild", "__main__", "_private"):
+        with pytest.raises(AttributeError, match=f"module 'probneural' has no attribute '{name}'"):
+            getattr(probneural, name)
+    assert probneural.__getattr__("storage") is importlib.import_module("probneural.storage")
 
 
 def test_star_import_needs_no_extra() -> None:

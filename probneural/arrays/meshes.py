@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from probneural import atomic
 from probneural.checks import check_path, optional
-from probneural.errors import ArgumentError, FileError, GridError
+from probneural.errors import ArgumentError, GridError
 from probneural.grids import Grid
 
 _WRITERS = {".vtu": "vtu", ".vtk": "vtk"}
@@ -55,7 +53,8 @@ def write_meshes(path: str | os.PathLike[str], grid: Grid, arrays: Mapping[str, 
         values = {name: array[number][:, : where.size].to(torch.float64).numpy() for name, array in filled.items()}
         mesh = _mesh(library, where, values)
         file = target.with_name(target.name.replace(_NUMBER, str(number)))
-        _write(file, lambda name, mesh=mesh: getattr(library, _WRITERS[target.suffix]).write(name, mesh))
+        with atomic.replacing(file) as temporary:
+            getattr(library, _WRITERS[target.suffix]).write(str(temporary), mesh)
 
 
 def _mesh(library: Any, grid: Grid, values: Mapping[str, NDArray[Any]]) -> Any:
@@ -70,16 +69,3 @@ def _mesh(library: Any, grid: Grid, values: Mapping[str, NDArray[Any]]) -> Any:
         for number, channel in enumerate(channels)
     }
     return library.Mesh(points, cells, point_data=data)
-
-
-def _write(path: Path, write: Any) -> None:
-    """Write a temporary file in the same folder, and rename it."""
-    temporary = path.with_name(f".{path.name[:48]}.{secrets.token_hex(8)}")
-    try:
-        write(str(temporary))
-        os.replace(temporary, path)
-    except OSError as error:
-        raise FileError(expected=f"a folder to write {path} into", got=str(error), remedy="check path and space") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()

@@ -6,6 +6,7 @@ import functools
 import io
 import json
 import logging
+import operator
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx, nn
 
+from probneural import atomic
 from probneural.calibration.calibrate import CalibratedPredictor
 from probneural.checks import check_finite, check_path, missing
 from probneural.contexts import AUTOGRAD_STATE, without_gradients
@@ -26,7 +28,6 @@ from probneural.errors import ArgumentError, DataError, ProbneuralError, Unsuppo
 from probneural.export.modules import Evaluation, moments, unsupported
 from probneural.fields import Field, check_field, evaluate, power_of_two
 from probneural.grids import Grid, check_grid
-from probneural.training import atomic
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -258,7 +259,7 @@ def fold_constants(program: ExportedProgram) -> fx.GraphModule:
     constants: dict[fx.Node, Any] = {}
     for node in module.graph.nodes:
         if node.op == "get_attr":
-            constants[node] = _attribute(module, node.target)
+            constants[node] = operator.attrgetter(node.target)(module)
         elif node.op == "call_function" and all(argument in constants for argument in node.all_input_nodes):
             arguments, settings = fx.map_arg((node.args, node.kwargs), constants.__getitem__)
             constants[node] = node.target(*arguments, **settings)
@@ -292,13 +293,6 @@ def _constant(module: fx.GraphModule, value: Tensor, *, before: fx.Node) -> fx.N
 def _is_double(node: fx.Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, Tensor) and value.dtype == torch.float64
-
-
-def _attribute(module: nn.Module, path: str) -> Any:
-    *parents, name = path.split(".")
-    for parent in parents:
-        module = getattr(module, parent)
-    return getattr(module, name)
 
 
 def _array(name: str, values: Tensor, grid: Grid) -> dict[str, Any]:

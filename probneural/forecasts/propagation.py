@@ -13,10 +13,9 @@ from torch.autograd import forward_ad
 
 from probneural.checks import check_choice, check_instance, check_integer, check_real
 from probneural.contexts import AUTOGRAD_STATE, without_gradients
-from probneural.distributions import EmpiricalField, FieldDistribution, GaussianField, Latent, Predictor
+from probneural.distributions import EmpiricalField, FieldDistribution, GaussianField, Latent, Predictor, Root
 from probneural.distributions.forecasts.members import Members, StepInputs, members_of, step_duration
 from probneural.distributions.latent import digest
-from probneural.distributions.roots.base import Root
 from probneural.errors import ArgumentError, LatentError, UnsupportedError
 from probneural.fields import Field
 from probneural.forecasts.roots import Columns, PropagatedRoot, narrowed

@@ -17,8 +17,7 @@ from probneural.errors import ArgumentError, ConvergenceWarning, LatentError, wa
 from probneural.fields import Field
 from probneural.forecasts.roots import PropagatedRoot
 from probneural.functionals import Functional
-from probneural.grids import Grid
-from probneural.grids.axes import Axis
+from probneural.grids import Axis, Grid
 
 _DISPLACEMENT = 0.5
 """Standard deviations by which linearisation may displace an analysis without a warning: 90 % intervals cover 86 %."""

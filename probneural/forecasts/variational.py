@@ -12,10 +12,9 @@ from torch import Tensor
 
 from probneural.checks import check_instance, check_integer, check_real
 from probneural.contexts import undisturbed
-from probneural.distributions import GaussianField, Predictor
+from probneural.distributions import GaussianField, Predictor, Root
 from probneural.distributions.base import check_values
 from probneural.distributions.forecasts.members import StepInputs, members_of
-from probneural.distributions.roots.base import Root
 from probneural.distributions.roots.sums import SideBySideRoot
 from probneural.errors import DataError
 from probneural.fields import Field

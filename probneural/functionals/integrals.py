@@ -27,8 +27,7 @@ from probneural.functionals.regions import (
     interval_weights,
     points_in_box,
 )
-from probneural.grids import Grid, check_grid, interpolation_matrix
-from probneural.grids.grid import check_unmasked
+from probneural.grids import Grid, check_grid, check_unmasked, interpolation_matrix
 from probneural.grids.mesh import boundary_areas
 from probneural.linear_algebra.interpolation import POLYNOMIAL_DEGREE
 

@@ -16,8 +16,7 @@ from probneural.checks import as_array, check_finite, described, real_tensor
 from probneural.contexts import Undisturbed, undisturbed
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.functionals.base import check_unbatched
-from probneural.grids import Grid, along_axis, check_grid, check_on_grid
-from probneural.grids.axes import Axis
+from probneural.grids import Axis, Grid, along_axis, check_grid, check_on_grid
 from probneural.linear_algebra.interpolation import POLYNOMIAL_DEGREE, polynomial_matrix
 
 Indicator = Callable[[Float64[Tensor, "q d"]], Tensor]

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
+from torch.distributions import (
+    Distribution,
+    Independent,
+    LowRankMultivariateNormal,
+    MultivariateNormal,
+    Normal,
+    TransformedDistribution,
+)
 
 from probneural.calibration.calibrate import CalibratedPredictor
 from probneural.calibration.novelty.detector import NoveltyDetector
@@ -23,13 +32,188 @@ from probneural.checks import (
     real_tensor,
 )
 from probneural.contexts import Undisturbed
-from probneural.distributions import FieldDistribution, Predictor
-from probneural.errors import ArgumentError, ConstraintError, ShapeError
+from probneural.distributions import FieldDistribution, GaussianField, MixtureField, Predictor
+from probneural.distributions.mixture import choose, gaussian_of, uniform_numbers
+from probneural.errors import ArgumentError, ConstraintError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.functionals import Functional
 from probneural.functionals.base import check_functional
-from probneural.inverse.likelihoods import GaussianNumbers, log_density, operator_draws
-from probneural.inverse.priors import Prior, PriorLike
+from probneural.linear_algebra.densities import by_covariance, by_gram, normal_log_density
+from probneural.problems import InputDistribution
+
+
+class GaussianNumbers(NamedTuple):
+    """N(mean, root root^T): a functional's values of n samples, or those of one component of a mixture.
+
+    Attributes:
+        mean: `(n, q)`, float64, in the functional's units.
+        root: `(n, q, k)`, float64.
+    """
+
+    mean: Float64[Tensor, "n q"]
+    root: Float64[Tensor, "n q k"]
+
+    @classmethod
+    def exact(cls, values: Float64[Tensor, "n c m"]) -> GaussianNumbers:
+        """Values without uncertainty."""
+        return cls(values.flatten(1), values.new_zeros(len(values), values.shape[1] * values.shape[2], 0))
+
+    @classmethod
+    def of(cls, values: FieldDistribution) -> GaussianNumbers:
+        """The moments of a functional's values: of mixtures and members those of the Gaussian that matches them."""
+        matched = gaussian_of(values)
+        mean = matched.mean.to(torch.float64).flatten(1)
+        roots = [matched.root] if matched.discrepancy is None else [matched.root, matched.discrepancy]
+        columns = torch.cat([root.dense().to(torch.float64).flatten(1, 2) for root in roots], dim=-1)
+        return cls(mean, columns)
+
+    def log_prob(self, data: Float64[Tensor, " q"], noise: Float64[Tensor, " q"]) -> Float64[Tensor, " n"]:
+        """Log density of data with independent noise of given variances, in nats.
+
+        With N = diag(noise), F = N^(-1/2) root and r = N^(-1/2) (data - mean), the covariance is N^(1/2) (I + F F^T)
+        N^(1/2). For k < q, with C = (I + F^T F)^-1: r^T (I + F F^T)^-1 r = |r - F x|² + |x|² at x = C F^T r.
+        """
+        scale = noise.sqrt()
+        residual, rows = (data - self.mean) / scale, self.root / scale[..., None]
+        squares, log_determinant = (by_covariance if rows.shape[-1] > rows.shape[-2] else by_gram)(rows, residual)
+        return normal_log_density(squares, log_determinant + noise.log().sum(), residual)
+
+    def covariance(self, noise: Float64[Tensor, " q"]) -> Float64[Tensor, "n q q"]:
+        """The matrices root root^T + diag(noise)."""
+        return self.root @ self.root.mT + torch.diag(noise)
+
+
+def operator_draws(field: FieldDistribution, functional: Functional, seeds: Sequence[int]) -> GaussianNumbers:
+    """A functional's values of the operators of seeds, one for each sample.
+
+    A discrepancy is not part of the operator: it is independent between inputs, so its covariance stays.
+    """
+    if isinstance(field, MixtureField):
+        rows = torch.arange(len(seeds))
+        parts = [operator_draws(component, functional, seeds) for component in field.components]
+        chosen = components_of(field, seeds)
+        rank = max(part.root.shape[2] for part in parts)
+        roots = torch.stack([torch.nn.functional.pad(part.root, (0, rank - part.root.shape[2])) for part in parts])
+        return GaussianNumbers(torch.stack([part.mean for part in parts])[chosen, rows], roots[chosen, rows])
+    values = GaussianNumbers.exact(functional(operator_values(field, seeds).to(torch.float64)))
+    if not isinstance(field, GaussianField) or field.discrepancy is None:
+        return values
+    return values._replace(root=field.discrepancy.push(functional).dense().to(torch.float64).flatten(1, 2))
+
+
+def components_of(field: MixtureField, seeds: Sequence[int]) -> Int64[Tensor, " n"]:
+    """The component of each sample's operator, by seed."""
+    rows, uniform = torch.arange(len(seeds)), uniform_numbers(seeds, field.source or "operator draws")
+    return choose(field.weights.detach().cpu(), uniform, len(field))[rows, rows]
+
+
+def operator_values(field: FieldDistribution, seeds: Sequence[int]) -> Tensor:
+    """Fields of the operators of seeds, one for each sample, without discrepancy."""
+    if not isinstance(field, GaussianField):
+        return field.draw(seeds, each=True)
+    return GaussianField(field.mean, field.root, latent=field.latent, grid=field.grid).draw(seeds, each=True)
+
+
+def log_density(values: FieldDistribution, data: Float64[Tensor, " q"], noise: Float64[Tensor, " q"]) -> Float64[Tensor, " n"]:
+    """Log density of data under a functional's values: of a mixture, exactly; of members, by their mean and covariance."""
+    if not isinstance(values, MixtureField):
+        return GaussianNumbers.of(values).log_prob(data, noise)
+    logs = torch.stack([GaussianNumbers.of(component).log_prob(data, noise) for component in values.components])
+    weights = values.weights.to(logs)
+    weights = weights if weights.ndim == 2 else weights[:, None].expand_as(logs)
+    return torch.logsumexp(torch.where(weights > 0, logs + weights.clamp_min(1e-300).log(), -torch.inf), dim=0)
+
+
+PriorLike = Distribution | InputDistribution | Sequence[Distribution | InputDistribution]
+"""A distribution of event shape (d,) or (), a problem's input distribution, or several independent ones of both kinds."""
+_REMEDY = "give a torch.distributions.Distribution of event shape (d,), a problem's input_distribution, or a list of these"
+
+
+class Prior(Undisturbed):
+    """Independent distributions, side by side, as one distribution of theta in R^d.
+
+    Every solver works in standard normal coordinates z with theta = T(z), in which prior densities are those of N(0, I).
+
+    Args:
+        prior: See [`InverseProblem`][probneural.inverse.InverseProblem].
+
+    Raises:
+        ArgumentError: If it is none of these, or has batch axes.
+        UnsupportedError: If a distribution has no map from standard normal numbers.
+    """
+
+    def __init__(self, prior: PriorLike) -> None:
+        parts: Sequence[Any] = prior if isinstance(prior, list | tuple) else [prior]
+        factors = [factor for part in parts for factor in (part.factors if isinstance(part, InputDistribution) else [part])]
+        self.factors = tuple(map(_dense, factors))
+        for factor in self.factors:
+            if not isinstance(factor, Distribution) or len(factor.batch_shape) or len(factor.event_shape) > 1:
+                raise ArgumentError(
+                    expected="a prior without batch axes",
+                    got=repr(factor),
+                    remedy=f"{_REMEDY}; see torch.distributions.Independent",
+                )
+        self._sizes = [math.prod(factor.event_shape) for factor in self.factors]
+        if not sum(self._sizes):
+            raise ArgumentError(expected="a prior of at least one parameter", got="none", remedy=_REMEDY)
+        self.from_normal(torch.zeros(1, self.size, dtype=torch.float64))
+
+    @property
+    def size(self) -> int:
+        """Number d of parameters."""
+        return sum(self._sizes)
+
+    def from_normal(self, z: Float64[Tensor, "*n d"]) -> Float64[Tensor, "*n d"]:
+        """The parameters T(z), differentiable; standard normal z give draws from the prior."""
+        parts = zip(self.factors, z.split(self._sizes, dim=-1), strict=True)
+        moved = [_moved(factor, part if len(factor.event_shape) else part[..., 0]) for factor, part in parts]
+        columns = [
+            part if len(factor.event_shape) else part[..., None] for factor, part in zip(self.factors, moved, strict=True)
+        ]
+        return torch.cat([column.to(torch.float64) for column in columns], dim=-1)
+
+    def log_prob(self, theta: Float[Tensor, "*n d"]) -> Float64[Tensor, "*n"]:
+        """Log density of parameters, in nats; -inf outside the support."""
+        total = theta.new_zeros(theta.shape[:-1], dtype=torch.float64)
+        for factor, part in zip(self.factors, theta.to(torch.float64).split(self._sizes, dim=-1), strict=True):
+            values = part if len(factor.event_shape) else part[..., 0]
+            inside = getattr(factor.support, "check", torch.isfinite)(values)
+            anchor = _moved(factor, torch.zeros_like(values)).to(values)
+            safe = torch.where(inside[..., None] if len(factor.event_shape) else inside, values, anchor)
+            total = total + torch.where(inside, factor.log_prob(safe), -math.inf)
+        return total
+
+
+def _dense(factor: Distribution) -> Distribution:
+    """A low-rank normal distribution with its covariance matrix, in float64; others as they are."""
+    if not isinstance(factor, LowRankMultivariateNormal):
+        return factor
+    return MultivariateNormal(factor.loc.to(torch.float64), factor.covariance_matrix.to(torch.float64))
+
+
+def _moved(distribution: Distribution, z: Tensor) -> Tensor:
+    """Map standard normal numbers to draws: affine for Gaussians, else by the inverse distribution function."""
+    if isinstance(distribution, Independent):
+        return _moved(distribution.base_dist, z)
+    if isinstance(distribution, Normal):
+        return distribution.loc.to(z) + distribution.scale.to(z) * z
+    if isinstance(distribution, MultivariateNormal):
+        return distribution.loc.to(z) + z @ distribution.scale_tril.to(z).mT
+    if isinstance(distribution, TransformedDistribution):
+        moved = _moved(distribution.base_dist, z)
+        for transform in distribution.transforms:
+            moved = transform(moved)
+        return moved
+    epsilon = torch.finfo(torch.float64).eps
+    try:
+        return distribution.icdf(torch.special.ndtr(z).clamp(epsilon, 1.0 - epsilon))
+    except NotImplementedError as error:
+        raise UnsupportedError(
+            expected="a Gaussian prior, one with an inverse distribution function (icdf), or a transformation of one",
+            got=repr(distribution),
+            remedy="write the parameter as a function of such a variable, within encode",
+        ) from error
+
 
 Solver = Callable[[Field], Field]
 """An exact map from input fields to output fields, for instance `problem.solve`."""

@@ -17,8 +17,7 @@ from probneural.distributions import EmpiricalField, FieldDistribution, Gaussian
 from probneural.distributions.intervals import Interval, tails
 from probneural.distributions.mixture import gaussian_of
 from probneural.errors import ArgumentError, DataWarning, warn
-from probneural.inverse.likelihoods import GaussianNumbers, components_of, operator_values
-from probneural.inverse.model import InverseModel
+from probneural.inverse.model import GaussianNumbers, InverseModel, components_of, operator_values
 from probneural.pairs import evenly_spread_rows
 from probneural.randomness import stream
 

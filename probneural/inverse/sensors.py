@@ -15,7 +15,7 @@ from probneural.distributions import FieldDistribution
 from probneural.errors import ArgumentError, ShapeError
 from probneural.functionals import Functional
 from probneural.functionals.base import check_functional
-from probneural.inverse.likelihoods import GaussianNumbers
+from probneural.inverse.model import GaussianNumbers
 
 _TARGETS = ("outputs", "inputs")
 

@@ -2,22 +2,134 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from probneural.checks import check_flag, check_integer
 from probneural.grids import Grid, resample
+from probneural.grids.mesh import simplex_volumes
 from probneural.operators.base import Operator, initial_weights
 from probneural.operators.checks import check_modes
 from probneural.operators.layers import ChannelNormalizer, PointwiseLinear, ReadoutLinear
 from probneural.operators.layers.box import Box
-from probneural.operators.layers.quadrature import FourierBasis, QuadratureConv
+from probneural.operators.layers.spectral import FrequencyMixing
 from probneural.pairs import Dataset
 from probneural.registry import stored
+
+
+class QuadratureConv(FrequencyMixing):
+    """A convolution with a band-limited kernel on any points x_j with quadrature weights w_j.
+
+    With the volume |B| of a box of lengths L that holds the points, for retained frequencies k:
+
+        c_k = sum_j w_j / |B| exp(-2 pi i k.x_j / L) v_j,    d_k = R_k c_k,    (Kv)(x) = Re sum_k d_k exp(2 pi i k.x / L)
+
+    On a uniform periodic grid it equals `SpectralConv` of the same weight. On other points it converges with the order of the
+    quadrature. Points of weight zero have no influence.
+
+    Args:
+        in_channels: Channels of the input.
+        out_channels: Channels of the output.
+        modes: Frequencies |k| < m kept per axis of the box.
+
+    Attributes:
+        weight: R as real pairs, `(*retained, in_channels, out_channels, 2)`, as in `SpectralConv`.
+
+    Raises:
+        ArgumentError: If a size is not a positive integer.
+    """
+
+    def forward(
+        self,
+        values: Float[Tensor, "n in p"],
+        *,
+        analysis: Float[Tensor, "b p k2"],
+        synthesis: Float[Tensor, "b2 q k2"],
+    ) -> Float[Tensor, "n out q"]:
+        """Convolve.
+
+        Args:
+            values: At the points, `(n, in_channels, p)`.
+            analysis: Weighted basis at the points: see [`FourierBasis.analysis`][probneural.operators.point_fno].
+            synthesis: Basis at the points of the output.
+        """
+        real, imaginary = (values @ analysis).chunk(2, dim=-1)  # c_k = real - i imaginary
+        weight_real, weight_imaginary = self.weight.flatten(0, -4).unbind(-1)
+        real_out = torch.einsum("nik,kio->nok", real, weight_real) + torch.einsum("nik,kio->nok", imaginary, weight_imaginary)
+        imaginary_out = torch.einsum("nik,kio->nok", real, weight_imaginary) - torch.einsum(
+            "nik,kio->nok", imaginary, weight_real
+        )
+        # Re (d exp(i phase)) = Re d cos(phase) - Im d sin(phase)
+        return torch.cat([real_out, -imaginary_out], -1) @ synthesis.mT
+
+
+class FourierBasis:
+    """Cosines and sines of the retained frequencies on a box.
+
+    Args:
+        modes: Frequencies |k| < m kept per axis.
+        origin: Lower corner of the box, `(d,)`, in the units of the coordinates.
+        lengths: Lengths of the box, `(d,)`, in those units.
+    """
+
+    def __init__(self, modes: Sequence[int], *, origin: Float[Tensor, " d"], lengths: Float[Tensor, " d"]) -> None:
+        self.axes = [torch.tensor([*range(mode), *range(1 - mode, 0)]) for mode in modes[:-1]] + [torch.arange(modes[-1])]
+        self.origin, self.lengths = origin.cpu(), lengths.cpu()
+
+    def synthesis(self, grid: Grid, like: Tensor) -> Float[Tensor, "b q k2"]:
+        """Values of the basis at a grid's points, cosines first; frequencies of both signs of the last axis are joined."""
+        factors = torch.where(self.axes[-1] > 0, 2.0, 1.0).repeat(2 * math.prod(len(axis) for axis in self.axes[:-1]))
+        return self._waves(_of_samples(grid.points), like) * factors.to(like)
+
+    def analysis(self, grid: Grid, like: Tensor) -> Float[Tensor, "b p k2"]:
+        """Weights of values at a grid's points in their Fourier coefficients on the box.
+
+        On a mesh, values are linear in each cell, and the product with a wave is integrated by the rule of degree 2 with one
+        node per corner, x_q = a x_q' + b (sum of the other corners). Elsewhere the grid's quadrature weights are used.
+
+        Reference:
+            Stroud (1971), Approximate calculation of multiple integrals, rule T_n: 2-1.
+        """
+        volume = self.lengths.prod()
+        if grid.cells is None or grid.cells.shape[-1] != grid.dimension + 1:
+            weights = _of_samples(grid.weights, axes=1) / volume
+            return self._waves(_of_samples(grid.points), like) * weights.to(like)[..., None]
+        points, cells = _of_samples(grid.points), _of_samples(grid.cells)
+        is_cell, corners = cells[..., 0] >= 0, cells.shape[-1]
+        rows = torch.arange(len(points))[:, None, None]
+        vertices = points[rows, cells.clamp_min(0)]  # (b, m, k, d)
+        volumes = torch.where(is_cell, simplex_volumes(vertices), 0.0) / volume / corners
+        small = (corners + 1 - math.sqrt(corners + 1)) / (corners * (corners + 1))
+        large = 1.0 - (corners - 1) * small
+        centre = vertices.sum(2, keepdim=True)
+        nodes = small * centre + (large - small) * vertices
+        waves = self._waves(nodes.flatten(1, 2), like).unflatten(1, nodes.shape[1:3]) * volumes.to(like)[..., None, None]
+        total = waves.sum(2, keepdim=True)
+        parts = small * total + (large - small) * waves  # (b, m, k, 2K): of each corner's value
+        flat = (rows * points.shape[1] + cells.clamp_min(0)).flatten().to(like.device)
+        gathered = torch.zeros(len(points) * points.shape[1], parts.shape[-1], dtype=like.dtype, device=like.device)
+        return gathered.index_add_(0, flat, parts.flatten(0, 2)).unflatten(0, points.shape[:2])
+
+    def _waves(self, points: Float64[Tensor, "b p d"], like: Tensor) -> Float[Tensor, "b p k2"]:
+        """Cosines and sines of 2 pi k.x / L, as products of the exponentials along each axis."""
+        turns = 2.0 * math.pi * (points - self.origin) / self.lengths
+        product: Tensor | None = None
+        for number, frequencies in enumerate(self.axes):
+            phases = turns[..., number, None] * frequencies
+            along = torch.complex(phases.cos().to(like), phases.sin().to(like))
+            product = along if product is None else (product[..., :, None] * along[..., None, :]).flatten(-2)
+        assert product is not None  # there is an axis
+        return torch.cat([product.real, product.imag], -1)
+
+
+def _of_samples(tensor: Tensor, *, axes: int = 2) -> Tensor:
+    """A tensor of a grid with a leading axis of samples, of length 1 if all share it."""
+    return tensor if tensor.ndim > axes else tensor[None]
 
 
 @stored(parts="configuration")

@@ -1,10 +1,8 @@
 """Physics: derivatives of fields, equations, residuals and boundary conditions."""
 
 from probneural.physics import equations
-from probneural.physics.conditions import Channel, Dirichlet, Neumann, initial
-from probneural.physics.construction import ByConstruction
-from probneural.physics.derivatives import curl, divergence, gradient, laplacian, partial, time_derivative
-from probneural.physics.points import derivatives_at
+from probneural.physics.conditions import ByConstruction, Channel, Dirichlet, Neumann, initial
+from probneural.physics.derivatives import curl, derivatives_at, divergence, gradient, laplacian, partial, time_derivative
 from probneural.physics.residual import Residual
 
 __all__ = [

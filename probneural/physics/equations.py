@@ -21,8 +21,7 @@ from torch import Tensor
 from probneural.checks import check_real
 from probneural.errors import GridError
 from probneural.fields import Field
-from probneural.grids import Grid
-from probneural.grids.grid import per_axis
+from probneural.grids import Grid, per_axis
 from probneural.physics.conditions import Channel, Values, evaluate_values
 from probneural.physics.derivatives import (
     divergence,

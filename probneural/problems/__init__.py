@@ -1,13 +1,11 @@
 """Operator-learning problems with exact solutions."""
 
-from probneural.problems.advection import Advection
-from probneural.problems.advection_diffusion import AdvectionDiffusion
+from probneural.problems.advection import Advection, AdvectionDiffusion, VariableSpeedAdvection
 from probneural.problems.antiderivative import Antiderivative
 from probneural.problems.base import Evolution, GaussianInputProblem, Problem
 from probneural.problems.burgers import Burgers
-from probneural.problems.darcy import Darcy1D
-from probneural.problems.darcy2d import Darcy2D
-from probneural.problems.heat import Heat
+from probneural.problems.darcy import Darcy1D, Darcy2D
+from probneural.problems.heat import Heat, SphereHeat
 from probneural.problems.helmholtz import Helmholtz
 from probneural.problems.input_distributions import (
     IndependentDistributions,
@@ -24,9 +22,7 @@ from probneural.problems.poisson_on_shapes import PoissonOnShapes
 from probneural.problems.random_fields import GaussianRandomField
 from probneural.problems.shallow_water import ShallowWater
 from probneural.problems.spectral import dealias, spectral_derivative
-from probneural.problems.sphere_heat import SphereHeat
 from probneural.problems.time_integration import TimeIntegrator
-from probneural.problems.variable_advection import VariableSpeedAdvection
 from probneural.problems.wave import Wave
 
 __all__ = [

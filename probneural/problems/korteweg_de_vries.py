@@ -150,18 +150,10 @@ class KortewegDeVries(Evolution):
 
     def _integrator(self) -> MethodOfLines:
         return MethodOfLines(
-            _advection,
+            lambda time, u, grid: -3.0 * spectral_derivative(u.square(), grid),
             time=self.time,
             name=self.name,
-            linear_symbol=_dispersion,
+            linear_symbol=lambda wavenumber: 1j * wavenumber**3,
             domain=self.grid(_RESOLUTION),
             integrator=self.integrator,
         )
-
-
-def _advection(time: Tensor, u: Tensor, grid: Grid) -> Tensor:
-    return -3.0 * spectral_derivative(u.square(), grid)
-
-
-def _dispersion(wavenumber: Tensor) -> Tensor:
-    return 1j * wavenumber**3

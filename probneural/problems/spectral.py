@@ -10,8 +10,7 @@ from torch import Tensor
 
 from probneural.checks import check_floating, check_integer
 from probneural.errors import GridError
-from probneural.grids import Grid, along_axis, check_grid
-from probneural.grids.axes import Axis
+from probneural.grids import Axis, Grid, along_axis, check_grid
 
 
 def spectral_derivative(u: Tensor, grid: Grid, *, order: int = 1, axis: int = 0) -> Tensor:

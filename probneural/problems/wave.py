@@ -9,8 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from probneural.grids import Grid, along_axis
-from probneural.grids.axes import Axis
+from probneural.grids import Axis, Grid, along_axis
 from probneural.problems.base import Dimension, Evolution, GaussianInputProblem
 from probneural.problems.input_distributions import IndependentDistributions
 from probneural.problems.random_fields import GaussianRandomField

@@ -16,10 +16,9 @@ from probneural.runs.config import (
     Split,
     Training,
 )
-from probneural.runs.inspection import info
+from probneural.runs.inspection import info, read_run
 from probneural.runs.prediction import predict
 from probneural.runs.reporting import report
-from probneural.runs.results import read_run
 from probneural.runs.steps import calibrate, fit, init, score, train
 from probneural.runs.toml import read_config, write_config
 

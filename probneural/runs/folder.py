@@ -17,18 +17,18 @@ import numpy as np
 import torch
 from filelock import FileLock, Timeout
 
+from probneural import atomic
 from probneural.checks import check_instance, check_path, check_regular
 from probneural.data import StoredPairs
 from probneural.errors import ArgumentError, FileError, UnsupportedError
-from probneural.grids import Grid
-from probneural.grids.axes import Axis
+from probneural.grids import Axis, Grid
 from probneural.pairs import Dataset
 from probneural.processes import launched, world_size
 from probneural.runs.config import NO_OPERATOR, Config, with_paths
 from probneural.runs.recipes import choose, resolved
 from probneural.runs.sources import axis_names, open_pairs, resolved_split, rows_of_parts, with_names
 from probneural.runs.toml import read_config, write_config
-from probneural.training import atomic, schema
+from probneural.training import schema
 
 FORMAT = "probneural-run-2"
 LOCK = ".lock"

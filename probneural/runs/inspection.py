@@ -1,26 +1,115 @@
-"""Inspection of files and folders by their metadata, without running anything of them."""
+"""Results of a run, and descriptions of files and folders by their metadata, without running anything of them."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from probneural.calibration.bands.conformal import Band
 from probneural.checks import check_path
 from probneural.data import list_variables
 from probneural.data.opening import paths_of
 from probneural.distributions import Predictor
 from probneural.errors import FileError
-from probneural.registry import KINDS
+from probneural.registry import kind_named, stored
 from probneural.runs.config import Config
-from probneural.runs.folder import OF_ONE_STEP, read_json, read_record
+from probneural.runs.folder import OF_ONE_STEP, RunFolder, check_record, read_json, read_record
+from probneural.runs.scoring import TestScores
 from probneural.runs.sources import PARTS
-from probneural.runs.steps import CALIBRATION, CHECKPOINT, HEAD, HISTORY, OPERATOR, REPORT, SCORES
+from probneural.runs.steps import (
+    CALIBRATION,
+    CHECKPOINT,
+    HEAD,
+    HISTORY,
+    OPERATOR,
+    REPORT,
+    SCORES,
+    band_method,
+    calibrated_in,
+    read_history,
+)
+from probneural.storage import load
 from probneural.storage.kinds import CONFIGURATION, FOREIGN
 from probneural.training import files, schema
+from probneural.training.callbacks import History
+
+
+@stored()
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Run:
+    """Results of a calibrated run without its data, for example `pn.save(run, "run.safetensors")`; from `read_run`.
+
+    Attributes:
+        predictor: Calibrated predictor; the operator is a part of it.
+        quantile: Half width of the simultaneous band in units of the local scale; None without a band.
+        history: Losses of the training.
+        scores: Scores on the test pairs; None if the run was not scored.
+        record: Text of `run.json`: settings, rows of each part, versions.
+    """
+
+    predictor: Predictor
+    quantile: float | None
+    history: History
+    scores: TestScores | None
+    record: str
+
+    def __post_init__(self) -> None:
+        """Validate the record."""
+        self.contents, self.config  # noqa: B018
+
+    @cached_property
+    def contents(self) -> dict[str, Any]:
+        """The record, parsed."""
+        return check_record(schema.parsed(self.record))
+
+    @cached_property
+    def config(self) -> Config:
+        """The settings."""
+        return Config.from_dict(self.contents["config"])
+
+    @property
+    def band(self) -> Band | None:
+        """The simultaneous band; None without one."""
+        method = band_method(self.config)
+        return None if self.quantile is None else Band(self.predictor, quantile=self.quantile, method=method)
+
+
+def read_run(path: str | os.PathLike[str]) -> Run:
+    """Read the results of a run: `pn.save` writes them to one file, which `pn.load`, `read_run` and `predict` read.
+
+    Args:
+        path: Folder of a calibrated run, or a file of its results.
+
+    Raises:
+        FileError: If it is something else, or damaged.
+    """
+    place = check_path(path, "path")
+    if place.is_file():
+        loaded = load(place, device="auto")
+        if not isinstance(loaded, Run):
+            remedy = "save one: pn.save(pn.runs.read_run(folder), path)"
+            raise FileError(expected=f"results of a run in {place}", got=type(loaded).__name__, remedy=remedy)
+        return loaded
+    folder = RunFolder.finished(place)
+    if not folder.file(CALIBRATION).exists():
+        remedy = f"first: probneural calibrate --folder {place}"
+        raise FileError(expected=f"a calibrated run in {place}", got="none", remedy=remedy)
+    calibrated = calibrated_in(folder)
+    return Run(
+        predictor=calibrated.predictor,
+        quantile=None if calibrated.band is None else calibrated.band.quantile,
+        history=read_history(folder),
+        scores=TestScores.from_dict(folder.read(SCORES)) if folder.file(SCORES).exists() else None,
+        record=json.dumps(folder.record),
+    )
+
 
 _STEPS = (("trained", OPERATOR), ("head fitted", HEAD), ("calibrated", CALIBRATION), ("scored", SCORES), ("report", REPORT))
 
@@ -62,7 +151,8 @@ def _saved(path: Path) -> dict[str, Any]:
         losses = metadata.get("losses", [])
         facts |= {"epochs done": len(losses), "training loss": losses[-1] if losses else None}
     else:
-        cls = KINDS[kind].cls if kind in KINDS else nn.Module if kind == FOREIGN else object
+        registered = kind_named(kind)
+        cls = registered.cls if registered else nn.Module if kind == FOREIGN else object
         is_operator = issubclass(cls, nn.Module)
         facts["is"] = "an operator" if is_operator else "a predictor" if issubclass(cls, Predictor) else "a fitted object"
         parts = list(_parts(metadata))

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from probneural import atomic
 from probneural.arrays.layouts import CHANNEL, SAMPLE, layouts_of
 from probneural.arrays.meshes import write_meshes
 from probneural.checks import check_path
@@ -27,10 +28,9 @@ from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics.scores import batch_size
 from probneural.runs.folder import RunFolder, versions
-from probneural.runs.results import read_run
+from probneural.runs.inspection import read_run
 from probneural.runs.sources import axis_names, is_window, open_inputs
 from probneural.runs.steps import Calibrated, Progress
-from probneural.training import atomic
 
 if TYPE_CHECKING:
     import xarray

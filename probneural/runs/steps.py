@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from probneural import atomic
 from probneural.calibration import SimultaneousBand, VarianceScale
 from probneural.calibration.bands.conformal import Band
 from probneural.checks import check_flag, check_instance, check_path
@@ -23,7 +24,7 @@ from probneural.runs.scoring import TestScores, scores_of
 from probneural.runs.sources import open_pairs, resolved_split, rows_of_parts, with_names
 from probneural.runs.toml import write_config
 from probneural.storage import load, save
-from probneural.training import atomic, schema
+from probneural.training import schema
 from probneural.training.callbacks import History
 
 OPERATOR, HISTORY, CHECKPOINT = "operator.safetensors", "history.json", "checkpoint.safetensors"

@@ -15,10 +15,11 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from probneural import atomic
 from probneural.checks import check_instance, check_path, check_regular, check_text
 from probneural.errors import ArgumentError, ConfigurationError, FileError
 from probneural.runs.config import Config, explanations, invalid, with_paths
-from probneural.training import atomic, schema
+from probneural.training import schema
 
 
 def place_in(text: str, name: str, keys: Sequence[str]) -> str:

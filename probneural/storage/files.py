@@ -5,7 +5,6 @@ A file is read without running anything of it: constructors are called after all
 
 from __future__ import annotations
 
-import importlib
 import os
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +16,13 @@ import torch
 from jaxtyping import AbstractArray, jaxtyped
 from torch import Tensor, nn
 
+from probneural import atomic
 from probneural.checks import check_device, check_module, check_path
 from probneural.errors import FileError, UnsupportedError
 from probneural.pairs.provenance import TrainingRecord, operator_record
-from probneural.registry import KINDS, Kind, kind_of
+from probneural.registry import Kind, kind_named, kind_of
 from probneural.storage import kinds
-from probneural.training import atomic, files, schema
+from probneural.training import files, schema
 
 Plan: TypeAlias = Callable[[torch.device], Any]
 """Function that builds a validated object on a device."""
@@ -84,9 +84,7 @@ class Reader:
             FileError: If anything is not as the schema has it.
         """
         kind = metadata.get("kind")
-        if isinstance(kind, str) and kind in _LATE:
-            getattr(importlib.import_module("probneural"), _LATE[kind])
-        if kind not in (kinds.FOREIGN, *KINDS):
+        if kind != kinds.FOREIGN and kind_named(kind) is None:
             raise FileError(expected="a file of pn.save", got=str(kind)[:80], remedy="is this a fit's checkpoint?")
         loaded = self._instance(metadata, object, "")
         if self._unused:
@@ -146,7 +144,7 @@ class Reader:
 
     def _instance(self, described: dict[str, Any], annotation: Any, name: str) -> Plan:
         name_of_kind = described.get("kind")
-        kind = KINDS.get(name_of_kind) if isinstance(name_of_kind, str) else None
+        kind = kind_named(name_of_kind)
         if kind is not None and not kind.is_operator and issubclass(kind.cls, annotation):
             schema.check_names(described, ["kind", "parts"], where=f"a {name_of_kind}")
             prefix = f"{name}." if name else ""
@@ -218,8 +216,6 @@ def _with_record(operator: nn.Module, record: TrainingRecord | None) -> nn.Modul
     return operator
 
 
-_LATE = {"LearningHistory": "active", "Run": "runs", "TestScores": "runs"}
-"""Packages of classes that `import probneural` leaves out, since they need BoTorch or pydantic."""
 _CPU = torch.device("cpu")
 _REAL = (torch.float32, torch.float64)
 """Dtypes of fields, and of the tensors of predictors."""

@@ -17,7 +17,7 @@ from probneural.distributions.predictors.base import Predictor, with_records, wi
 from probneural.errors import ArgumentError, DataWarning, FileError, ProbneuralError, ShapeError, UnsupportedError, warn
 from probneural.operators import Operator
 from probneural.pairs.provenance import TrainingRecord
-from probneural.registry import KINDS, Kind, kind_of
+from probneural.registry import Kind, kind_named, kind_of
 from probneural.training import schema
 from probneural.training.options import resolve_device
 
@@ -112,9 +112,6 @@ def moved(predictor: Predictor, device: torch.device | str) -> Predictor:
     return copied
 
 
-Predictor._moved = moved
-
-
 def _moved(thing: Any, device: torch.device) -> Any:
     if isinstance(thing, nn.Module):
         return copy.deepcopy(thing).to(device)
@@ -170,7 +167,7 @@ class SavedModule:
         Raises:
             FileError: If it is another.
         """
-        kind = KINDS.get(described["kind"])
+        kind = kind_named(described["kind"])
         maker = CLASSES if kind is None else CONFIGURATION
         where = f"a {described['kind']}"
         schema.check_names(described, ["kind", maker, "prefix", "parameters", RECORD], where=where, optional=[RECORD])

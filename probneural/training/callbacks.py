@@ -11,10 +11,10 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import nn
 
+from probneural import atomic
 from probneural.checks import check_callable, check_path, validated
 from probneural.displays import html_table
 from probneural.registry import stored
-from probneural.training import atomic
 
 
 @stored()

@@ -14,9 +14,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from probneural import atomic
 from probneural.errors import FileError
 from probneural.fingerprints import content_of
-from probneural.training import atomic, schema
+from probneural.training import schema
 
 FORMAT = "probneural-2"
 """Version of the file layout."""
@@ -37,7 +38,7 @@ class _Content(TypedDict):
 
 
 def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], *, metadata: Mapping[str, Any]) -> None:
-    """Write tensors and JSON metadata, atomically and durably: see [`write`][probneural.training.atomic.write].
+    """Write tensors and JSON metadata, atomically and durably: see [`write`][probneural.atomic.write].
 
     Complex tensors of any precision are held as real pairs.
 

@@ -15,11 +15,12 @@ from typing import Any, Literal, TypedDict
 import torch
 from torch import Tensor
 
+from probneural import atomic
 from probneural.errors import FileError
 from probneural.fingerprints import identity_of
 from probneural.processes import first_says, gathered, rank, world_size
 from probneural.randomness import global_generator, stream
-from probneural.training import atomic, files, optimizers, schema, weights
+from probneural.training import files, optimizers, schema, weights
 from probneural.training.options import WITH_DECAY, Checkpoint
 from probneural.training.run import Run
 

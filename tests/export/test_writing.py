@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 import probneural as pn
+from probneural import atomic
 from probneural.errors import ArgumentError, FileError, UnsupportedError
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
-from probneural.training import atomic
 from tests.heads import cases
 from tests.helpers import held_out, normal
 from tests.operators.cases import CASES, Case

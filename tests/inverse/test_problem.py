@@ -25,7 +25,7 @@ from probneural.errors import (
 )
 from probneural.fields import Field
 from probneural.inverse import InverseProblem
-from probneural.inverse.priors import Prior
+from probneural.inverse.model import Prior
 from tests.inverse.linear import linear_problem
 
 QUIET: dict[str, Any] = {"show_progress": False}

@@ -11,7 +11,7 @@ from probneural.errors import DataError, GridError, ShapeError
 from probneural.grids import Grid
 from probneural.operators import FNO, PointFNO
 from probneural.operators.layers.box import box_of
-from probneural.operators.layers.quadrature import FourierBasis
+from probneural.operators.point_fno import FourierBasis
 from probneural.problems.poisson_on_shapes import triangulated_disk
 from tests.helpers import generator, normal
 

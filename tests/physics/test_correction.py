@@ -18,7 +18,7 @@ from probneural.heads import LastLayerLaplace
 from probneural.operators import FNO
 from probneural.pairs import FieldPairs
 from probneural.physics import Channel, Dirichlet, Neumann, Residual, equations, laplacian
-from probneural.physics.correction import basis
+from probneural.physics.residual import basis
 from tests.helpers import normal
 
 GRID = Grid.uniform((14,), periodic=False, lengths=1.5)

@@ -13,7 +13,7 @@ import probneural as pn
 from probneural.errors import ArgumentError, DataError, ProbneuralError, ShapeError
 from probneural.grids import Grid
 from probneural.problems import SphereHeat
-from probneural.problems.sphere_heat import _rotated, harmonics
+from probneural.problems.heat import _rotated, harmonics
 from tests.helpers import normal
 
 DEGREE = 6

@@ -19,14 +19,14 @@ import xarray
 from safetensors.torch import load_file
 
 import probneural as pn
-from probneural import runs
+from probneural import atomic, runs
 from probneural.errors import ArgumentError, ConfigurationError, DataError, FileError, GridError, ResolutionError
 from probneural.runs import Config
 from probneural.runs.folder import LOCK, RunFolder
 from probneural.runs.prediction import write_netcdf
 from probneural.runs.recipes import resolved
 from probneural.runs.sources import open_pairs, split_rows
-from probneural.training import atomic, files
+from probneural.training import files
 from probneural.training.resuming import Keeper
 from tests.runs.files import cheap, fields, written
 

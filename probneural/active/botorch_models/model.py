@@ -303,19 +303,7 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
             DataError: If X is not a floating point tensor, or `encode` does not return a Field.
         """
         _check_designs(X)
-        designs = X.reshape(-1, X.shape[-1])
-        inputs = self.encode(designs)
-        if not isinstance(inputs, Field):
-            raise DataError(
-                expected="encode to return a Field", got=str(type(inputs)), remedy="wrap its tensor: pn.Field(values, grid)"
-            )
-        if len(inputs) != len(designs):
-            raise ShapeError(
-                expected=f"encode to return {len(designs)} fields for {len(designs)} designs",
-                got=str(len(inputs)),
-                remedy="encode maps (N, d) to a Field of N inputs",
-            )
-        return inputs
+        return encoded_inputs(self.encode, X.reshape(-1, X.shape[-1]))
 
     def _read(self, X: Tensor) -> GaussianField | EmpiricalField:
         """Predict at designs, each t-batch by itself, and push through the functional."""
@@ -411,6 +399,22 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
             got="an ensemble, whose members are the only functions it knows: noisy observations agree with none of them",
             remedy="use a head of Gaussian fields",
         )
+
+
+def encoded_inputs(encode: Callable[[Tensor], Field], designs: Float[Tensor, "n d"]) -> Field:
+    """Inputs of designs, after a check that there is one for each."""
+    inputs = encode(designs)
+    if not isinstance(inputs, Field):
+        raise DataError(
+            expected="encode to return a Field", got=str(type(inputs)), remedy="wrap its tensor: pn.Field(values, grid)"
+        )
+    if len(inputs) != len(designs):
+        raise ShapeError(
+            expected=f"encode to return {len(designs)} fields for {len(designs)} designs",
+            got=str(len(inputs)),
+            remedy="encode maps (N, d) to a Field of N inputs",
+        )
+    return inputs
 
 
 def _check_designs(X: Tensor) -> None:

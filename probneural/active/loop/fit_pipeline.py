@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
-import inspect
 import math
 import time
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from probneural.active.loop.history import RoundErrors
 from probneural.active.loop.plan import Head, LearningPlan, OperatorTraining, TrainFunction, check
 from probneural.active.loop.run_log import RunLog, digest
 from probneural.calibration.predictions import predictions
+from probneural.checks import takes_show_progress
 from probneural.distributions import Predictor
 from probneural.errors import TrainingError
 from probneural.fingerprints import identity_of
@@ -102,7 +101,8 @@ class FitPipeline:
         pairs, started = self._pairs(number), time.perf_counter()
         seed = stream_seed(self.plan.seed, "round recipe", number)
         with seeded(self.plan.seed, "round training", number, devices=_devices(operator)):
-            report = train(operator, pairs, seed=seed, **silent(train))
+            silent = {"show_progress": False} if takes_show_progress(train) else {}  # one bar over the rounds is enough
+            report = train(operator, pairs, seed=seed, **silent)
         weights = weights_of(operator)
         broken = [name for name, value in weights.items() if not bool(torch.isfinite(value).all())]
         if broken:
@@ -135,16 +135,6 @@ def digest_of_operator(operator: nn.Module | None) -> str | None:
     if operator is None:
         return None
     return f"{type(operator).__name__} {digest([identity_of(weights_of(operator))])}"
-
-
-def silent(train: TrainFunction) -> dict[str, Any]:
-    """`show_progress=False` for a training function that takes it and leaves it open: one bar over the rounds is enough."""
-    if isinstance(train, functools.partial) and "show_progress" in train.keywords:
-        return {}
-    try:
-        return {"show_progress": False} if "show_progress" in inspect.signature(train).parameters else {}
-    except (TypeError, ValueError):  # some built-in callables have no signature
-        return {}
 
 
 def _devices(operator: nn.Module | None) -> set[torch.device]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
@@ -20,7 +20,7 @@ from botorch.sampling.get_sampler import get_sampler
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.active.botorch_models.model import OperatorModel
+from probneural.active.botorch_models.model import OperatorModel, encoded_inputs
 from probneural.active.loop.evaluations import Evaluations
 from probneural.active.loop.history import LearningHistory
 from probneural.active.loop.learner import ActiveLearner
@@ -231,7 +231,7 @@ class Optimizer:
         number = len(self._learner.history)
         evaluations = self.evaluations
         functional = self._reads(evaluations.pairs.outputs.grid)
-        model = OperatorModel(predictor, encode=self._encode_double, functional=functional)
+        model = OperatorModel(predictor, encode=lambda X: self._encode(X).to(torch.float64), functional=functional)
         seed = stream_seed(self.plan.seed, "next designs", number)
         count = next_target(self.plan.batch, len(evaluations)) - len(evaluations)
         bounds = torch.tensor([[0.0], [1.0]], dtype=torch.float64).expand(2, self.dimension)
@@ -239,12 +239,19 @@ class Optimizer:
             posterior = cast(TorchPosterior, model.posterior(bounds[:1]))
             sampler = get_sampler(posterior, torch.Size([_DRAWS]), seed=seed)
         goals = [*self._objectives.values()]
+        targets: dict[str, Any] = {"objective": GenericMCObjective(lambda samples, X: goals[0](samples))}
+        if len(goals) > 1:
+
+            def stacked(samples: Tensor, X: Tensor | None = None) -> Tensor:
+                return torch.stack([goal(samples) for goal in goals], -1)
+
+            targets = {"objective": GenericMCMultiOutputObjective(stacked), "ref_point": evaluations.reference_point}
         acquisition = self._acquisition(
             model,
             evaluations.designs,
             constraints=[*self._constraints.values()] or None,
             sampler=sampler,
-            **(_one(goals[0]) if len(goals) == 1 else _several(goals, evaluations.reference_point)),
+            **targets,
         )
         designs, _ = optimize_acqf(
             acquisition,
@@ -263,19 +270,10 @@ class Optimizer:
         """The functional, by default the values at all points."""
         return sensors(grid, grid.points) if self._functional is None else self._functional
 
-    def _encode_double(self, designs: Tensor) -> Field:
-        return self._encode(designs).to(torch.float64)
-
     def _encoded(self, designs: Float64[Tensor, "n d"]) -> Field:
         """Inputs of designs, which are stored under the keys of their inputs."""
         with torch.no_grad():
-            inputs = check_instance(
-                self._encode(designs), Field, "inputs from encode", remedy="return pn.Field(values, grid)"
-            ).detached()
-        if len(inputs) != len(designs):
-            raise ShapeError(
-                expected=f"{len(designs)} inputs of {len(designs)} designs", got=str(len(inputs)), remedy="mend encode"
-            )
+            inputs = encoded_inputs(self._encode, designs).detached()
         inputs = inputs.to(torch.float64).to("cpu")
         for row, design in enumerate(designs):
             self._designs[self.store.key(inputs[row])] = design
@@ -297,20 +295,6 @@ def _improvement_or_feasibility(model: OperatorModel, baseline: Tensor, **option
             return qLogProbabilityOfFeasibility(model, constraints=constraints, sampler=sampler)
     kind = qLogNoisyExpectedHypervolumeImprovement if "ref_point" in options else qLogNoisyExpectedImprovement
     return kind(model, X_baseline=baseline, prune_baseline=True, **options)
-
-
-def _one(goal: Goal) -> dict[str, Any]:
-    """BoTorch's objective, a function of draws and designs."""
-    return {"objective": GenericMCObjective(lambda samples, X: goal(samples))}
-
-
-def _several(goals: Sequence[Goal], point: Float64[Tensor, " o"]) -> dict[str, Any]:
-    """BoTorch's objectives, and the reference point of their hypervolume."""
-
-    def stacked(samples: Tensor, X: Tensor | None = None) -> Tensor:
-        return torch.stack([goal(samples) for goal in goals], -1)
-
-    return {"objective": GenericMCMultiOutputObjective(stacked), "ref_point": point}
 
 
 def _goals(goals: Mapping[str, object]) -> dict[str, Goal]:

@@ -180,7 +180,9 @@ class _Run:
     def _work(self, bar: tqdm[NoReturn]) -> None:
         while self.queue or self.running:
             while (key := self._next()) is not None:
-                self.running[self.pool.submit(self._task(key))] = key
+                number = secrets.randbits(62)  # unique per submission
+                task = Task(packed(self._function(key)), str(self.store.path), self.store.identity, number)
+                self.running[self.pool.submit(task)] = key
             if not self.running:
                 time.sleep(_TICK)
                 continue
@@ -200,11 +202,6 @@ class _Run:
 
     def _function(self, key: str) -> Field:
         return self.inputs[self.rows[key]]
-
-    def _task(self, key: str) -> Task:
-        inputs = packed(self._function(key))
-        number = secrets.randbits(62)  # unique per submission
-        return Task(inputs, str(self.store.path), self.store.identity, number)
 
     def _is_settled(self, key: str, outcome: Outcome) -> bool:
         """Whether a function has a result or a reason of failure; otherwise it is queued again."""

@@ -89,7 +89,7 @@ class ResultStore:
     file, and the system releases the lock when the process dies.
 
     Several processes may use a store at once, on one machine or over a shared file system with `flock`. A folder without write
-    permission can be read. Advisory locks need `fcntl`; without it (Windows) use one process.
+    permission can be read.
 
     Args:
         path: Folder of the store, created if it does not exist.

@@ -11,17 +11,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
+from filelock import FileLock, Timeout
 from torch import Tensor
 
+from probneural import atomic
 from probneural.errors import ArgumentError, DataError, FileError, ProbneuralError, warn
-from probneural.training import atomic, files, schema
+from probneural.training import files, schema
 from probneural.training.schema import JSON
-
-fcntl: Any
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 RESULTS = "results"
 FAILURES = "failures"
@@ -189,9 +185,6 @@ def remove_leftovers(path: Path) -> None:
 def locked(folder: Path, name: str, *, wait: bool = True) -> Iterator[bool]:
     """Hold an advisory lock that the system releases when its holder dies.
 
-    Without `fcntl` (Windows) there is no lock. One process at a time may then use a store, and none may restart while workers
-    of a killed one still run.
-
     Args:
         folder: Folder of the store.
         name: Name of the lock.
@@ -203,47 +196,23 @@ def locked(folder: Path, name: str, *, wait: bool = True) -> Iterator[bool]:
     Raises:
         FileError: If the folder cannot be written to.
     """
-    if fcntl is None:
-        yield True
-        return
     path = folder / LOCKS / name
-    held = _acquire(path, wait=wait)
+    lock = FileLock(path, timeout=-1 if wait else 0)
     try:
-        yield held is not None
+        lock.acquire()
+    except Timeout:
+        yield False
+        return
+    except OSError as error:
+        expected = "a store that can be written to, on a file system that knows flock"
+        remedy = "check its permissions and the space left, or put the store on another file system"
+        raise FileError(expected=expected, got=str(error), remedy=remedy) from error
+    try:
+        yield True
     finally:
-        if held is not None:
-            with contextlib.suppress(OSError):
-                path.unlink()  # while the lock is held: a waiting process notices it and creates a new file
-            os.close(held)
-
-
-def _acquire(path: Path, *, wait: bool) -> int | None:
-    while True:
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-        except OSError as error:
-            raise FileError(
-                expected="a store that can be written to", got=str(error), remedy="check its permissions and the space left"
-            ) from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            same = os.fstat(descriptor).st_ino == os.stat(path).st_ino
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
-        except FileNotFoundError:
-            same = False
-        except OSError as error:  # a file system without locks
-            os.close(descriptor)
-            raise FileError(
-                expected="a file system that knows flock", got=str(error), remedy="put the store on another file system"
-            ) from error
-        except BaseException:  # Ctrl-C while waiting
-            os.close(descriptor)
-            raise
-        if same:
-            return descriptor
-        os.close(descriptor)
+        with contextlib.suppress(OSError):
+            path.unlink()  # while the lock is held: a waiting process notices it and creates a new file
+        lock.release()
 
 
 def check_readable(path: Path) -> None:

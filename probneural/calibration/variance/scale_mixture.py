@@ -29,8 +29,6 @@ from probneural.randomness import stream_seed
 from probneural.registry import stored
 from probneural.settings import Seed, Settings
 
-_LOGS = torch.linspace(-1.4, 1.4, 29, dtype=torch.float64, device="cpu")
-"""Logarithms of the candidate scales relative to the middle one: a quarter to four times."""
 _BANDWIDTH = 0.25
 """Bandwidth of the density of drawn suprema, in standard deviations of their logarithms."""
 _TOGETHER = 8
@@ -168,7 +166,8 @@ class ScaleMixture(Settings):
             return torch.zeros(1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64), fraction
         largest, drawn = torch.cat(errors), torch.cat(draws, 1)
         middle = largest.median().log() - drawn.median()
-        logs = _LOGS + (middle if bool(middle.isfinite()) else 0.0)  # most errors may be zero
+        logs = torch.linspace(-1.4, 1.4, 29, dtype=torch.float64, device="cpu")  # a quarter to four times the middle scale
+        logs = logs + (middle if bool(middle.isfinite()) else 0.0)  # most errors may be zero
         width = _BANDWIDTH * drawn.std(0)
         suprema = largest.clamp_min(torch.finfo(torch.float64).tiny).log().maximum(drawn.amin(0) + logs.min())
         parts, start = [], 0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
@@ -18,6 +16,7 @@ from jaxtyping import Float, Float64
 from numpy.typing import NDArray
 from torch import Tensor
 
+from probneural import atomic
 from probneural.arrays.reading import grid_attributes
 from probneural.checks import check_finite, check_integer, check_path, check_sequence, optional, real_tensor
 from probneural.contexts import Undisturbed
@@ -209,20 +208,8 @@ def write_zarr(
         raise FileError(
             expected="a path that does not exist", got=str(target), remedy="choose another path, or remove the existing file"
         )
-    try:
-        folder = Path(tempfile.mkdtemp(prefix=f".{target.name[:48]}.", dir=target.parent))
-    except OSError as error:
-        raise FileError(expected="a folder to write into", got=str(error), remedy="check path and space") from error
-    try:
-        store = folder / "store"
-        stopped = _filled(forecast, store, numbers, attributes)
-        os.rename(store, target)
-    except OSError as error:
-        if isinstance(error, FileError):
-            raise
-        raise FileError(expected=f"a folder to write {target.name} into", got=str(error), remedy="check space") from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with atomic.replacing_folder(target) as folder:
+        stopped = _filled(forecast, folder, numbers, attributes)
     if stopped is not None:
         raise stopped
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Annotated, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 
 from probneural.checks import check_callable, check_choice, check_finite, check_instance, check_integer
@@ -18,12 +18,16 @@ from probneural.distributions.empirical import EmpiricalField
 from probneural.errors import ArgumentError, DataError, DataWarning, ForecastError, GridError, ShapeError, warn
 from probneural.fields import Field, check_field
 from probneural.grids import Grid
-from probneural.pairs.provenance import TrainingRecord
 from probneural.randomness import check_seed, stream_seed
 from probneural.settings import Count, Settings
 
+if TYPE_CHECKING:
+    import probneural.distributions.predictors.base  # which imports this module
+
 _LARGEST = 1e30
 """Absolute value of a state above which a roll-out is unstable."""
+StepPredictor: TypeAlias = "probneural.distributions.predictors.base.Predictor"
+"""Predictor of the next state."""
 Forcing = Callable[[int], Field | Tensor]
 """Map from a lead to the time-dependent channels, `(n, k, *grid)` or `(k, *grid)`, that accompany the state at that lead."""
 
@@ -52,45 +56,6 @@ class StepInputs(Settings):
         super().__post_init__()
         if self.parameters is not None:
             check_finite(check_field(self.parameters, "parameters").values, "parameters")
-
-
-@runtime_checkable
-class StepPredictor(Protocol):
-    """The part of a predictor that a roll-out depends on; see [`Predictor`][probneural.distributions.Predictor]."""
-
-    @property
-    def in_channels(self) -> int:
-        """Channels of an input."""
-
-    @property
-    def out_channels(self) -> int:
-        """Channels c of a state."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Real dtype of a step."""
-
-    @property
-    def device(self) -> torch.device:
-        """Device of a step."""
-
-    @property
-    def is_calibrated(self) -> bool:
-        """Whether variances or weights were fitted to held-out pairs."""
-
-    @property
-    def trained_on(self) -> TrainingRecord | None:
-        """Record of the training pairs."""
-
-    @property
-    def calibrated_on(self) -> Int64[Tensor, " m"]:
-        """Row keys of the calibration pairs."""
-
-    def __call__(self, inputs: Field, /) -> FieldDistribution:
-        """Predict fields."""
-
-    def evaluate_draws(self, inputs: Field, *, seeds: Sequence[int], each: bool) -> Float[Tensor, "..."]:
-        """Evaluate draws by seed."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -92,8 +93,6 @@ class Predictor(Undisturbed, ABC):
     traits: PredictorTraits
     effective_observations: Float[Tensor, " c"] | None = None
     calibrated_on: Int64[Tensor, " m"] = no_keys()
-    _moved: ClassVar[Callable[[Predictor, torch.device | str], Predictor]]
-    """Function that copies a predictor to a device; set by `probneural.storage`, which imports all predictors."""
     _conditioned: ClassVar[Callable[..., Predictor]]
     """Function that conditions a predictor; set by the module `conditioned`, which imports this one."""
 
@@ -259,7 +258,9 @@ class Predictor(Undisturbed, ABC):
             ArgumentError: If the device does not exist.
             UnsupportedError: If a part cannot be copied, as a predictor class of your own.
         """
-        return self._moved(check_device(device))
+        storage = importlib.import_module("probneural.storage.kinds")  # a higher layer
+        moved: Predictor = storage.moved(self, check_device(device))
+        return moved
 
     def condition(
         self, inputs: Field, functional: Functional, *, values: Float[Tensor, "n c m"], noise: float | Tensor = 0.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 import io
 import multiprocessing
 import pickle
@@ -19,7 +18,7 @@ from jaxtyping import Float64
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from probneural.checks import check_callable, check_integer, check_module
+from probneural.checks import check_callable, check_integer, check_module, takes_show_progress
 from probneural.contexts import undisturbed
 from probneural.curvature import ParameterVector
 from probneural.errors import ArgumentError, TrainingError, UnsupportedError
@@ -67,7 +66,7 @@ class MemberTask:
         Raises:
             TrainingError: If training fails, yields values that are not finite, or does not change the module in place.
         """
-        options = {"show_progress": False} if _shows_progress(self.train) else {}
+        options = {"show_progress": False} if takes_show_progress(self.train) else {}
         with torch.enable_grad(), seeded(seed, "member training", devices=[self.device]):
             module = self.initialisation.member(self.operator, seed, self.device)
             start = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
@@ -120,16 +119,6 @@ def exchanged(states: dict[int, State], jobs: Sequence[Job], *, like: State) -> 
             for name, tensor in like.items()
         }
     return states
-
-
-def _shows_progress(train: TrainFunction) -> bool:
-    """Whether a training function has an unset argument `show_progress`, to be switched off in favour of one bar."""
-    if isinstance(train, functools.partial) and "show_progress" in train.keywords:
-        return False
-    try:
-        return "show_progress" in inspect.signature(train).parameters
-    except (TypeError, ValueError):  # built-in callables may have no signature
-        return False
 
 
 def train_members(

@@ -9,8 +9,7 @@ from typing import Protocol, runtime_checkable
 from torch import nn
 
 from probneural.checks import check_callable, check_instance, check_module
-from probneural.distributions import Predictor
-from probneural.distributions.predictors.mixture import MixturePredictor
+from probneural.distributions import MixturePredictor, Predictor
 from probneural.errors import DataError
 from probneural.heads.ensembles.deep_ensemble import (
     TRAIN_REMEDY,

@@ -49,7 +49,7 @@ def write(path: str | os.PathLike[str], payload: bytes) -> None:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Write a file piece by piece and by name, as [`write`][probneural.training.atomic.write] does it whole.
+    """Write a file piece by piece and by name, as [`write`][probneural.atomic.write] does it whole.
 
     Args:
         path: Path of the file; an existing file is replaced atomically when the context ends without an error.

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from probneural import atomic
 from probneural.errors import FileError
 from probneural.storage import save
-from probneural.training import RunOptions, atomic, fit
+from probneural.training import RunOptions, fit
 from tests.training.cases import built, data
 
 
