@@ -185,19 +185,19 @@ def remembered(capacity: int) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
     """
 
     def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
-        results: dict[Any, _T] = {}  # least recent first; no lock, since a fork could copy it locked
+        results: dict[Any, tuple[Any, _T]] = {}  # least recent first; no lock, since a fork could copy it locked
 
         @wraps(function)
         def recalled(*args: _P.args, **kwargs: _P.kwargs) -> _T:
             if torch.compiler.is_dynamo_compiling():
                 return function(*args, **kwargs)
             key = (args, *kwargs.items())
-            result = results.pop(key, None)
+            key, result = results.pop(key, (key, None))
             if result is None:
                 with outside_of_transforms():
                     result = function(*args, **kwargs)
-            results[key] = result
-            entries = tuple(results.items())
+            results[key] = key, result
+            entries = tuple(results.values())
             excess = sum(_bytes(value) for _, value in entries) - capacity
             for old, value in entries:
                 if excess <= 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Float, Float64
-from torch import Tensor
+from torch import Tensor, nn
 
 from probneural.checks import check_instance, check_integer, check_shape
 from probneural.contexts import remembered
@@ -13,7 +13,7 @@ from probneural.operators.base import Operator, initial_weights
 from probneural.operators.checks import check_samples, check_where
 from probneural.operators.layers import ChannelNormalizer
 from probneural.operators.layers.branch import GroupedLinear, PointBranch, SensorBranch, check_in_domain
-from probneural.operators.layers.mlp import MLP, HiddenLayers
+from probneural.operators.layers.mlp import MLP, HiddenLayers, is_plain
 from probneural.operators.layers.position import REMEMBERED_POINTS, point_embedding, point_features
 from probneural.pairs import Dataset
 from probneural.registry import stored
@@ -119,12 +119,17 @@ class DeepONet(Operator):
         branch = self.branch(values, where)
         if target.has_points_per_sample:
             return self._at_points(branch, target.points)
-        if target.is_uniform and target.size <= REMEMBERED_POINTS:
-            position = _embedding_of_grid(target, self.domain, self.frequencies, branch.dtype, branch.device).detach()
-        else:
-            position = point_embedding(target.points, self.domain, harmonics=self.frequencies).to(branch)
-        functions = self.trunk(position).mT.unflatten(0, (-1, self.basis)).unflatten(-1, target.shape)
+        functions = self._on_grid(target, branch).mT.unflatten(0, (-1, self.basis)).unflatten(-1, target.shape)
         return self.readout.contract(branch, functions[None], units=self.output_normalizer)
+
+    def _on_grid(self, grid: Grid, like: Tensor) -> Float[Tensor, "p ck"]:
+        """The trunk's outputs on a grid; on a CPU without gradients, those of the same weights are not computed again."""
+        where = (grid, self.domain, self.frequencies, like.dtype, like.device)
+        if grid.is_uniform and like.device.type == "cpu" and _is_fixed(self.trunk):
+            return _outputs_on_grid(*where, self.trunk.activation, _Weights(self.trunk))[0]
+        if grid.is_uniform and grid.size <= REMEMBERED_POINTS:
+            return self.trunk(_embedding_of_grid(*where).detach())
+        return self.trunk(point_embedding(grid.points, self.domain, harmonics=self.frequencies).to(like))
 
     def evaluate_at(
         self, values: Float[Tensor, "n c *grid"], points: Float[Tensor, "n p d"], *, grid: Grid | None = None
@@ -175,3 +180,36 @@ def _embedding_of_grid(
     grid: Grid, domain: Grid, frequencies: int, dtype: torch.dtype, device: torch.device
 ) -> Float[Tensor, "p e"]:
     return point_embedding(grid.points, domain, harmonics=frequencies).to(device, dtype)
+
+
+class _Weights:
+    """The weights of a network as a key, compared by value, since not every change in place has a version."""
+
+    def __init__(self, network: MLP) -> None:
+        self.network: MLP | None = network
+        self.tensors = [weight.detach() for weight in network.parameters()]
+        self.hash = hash(tuple(self.tensors[-1].flatten()[:8].tolist()))
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Weights) and all(map(torch.equal, self.tensors, other.tensors))
+
+
+@remembered(2**26)
+def _outputs_on_grid(
+    grid: Grid, domain: Grid, frequencies: int, dtype: torch.dtype, device: torch.device, activation: str, weights: _Weights
+) -> tuple[Tensor, ...]:
+    """The outputs of a network, and copies of its weights, to which the key refers from now on."""
+    network, weights.network = weights.network, None
+    weights.tensors = [weight.clone() for weight in weights.tensors]
+    position = point_embedding(grid.points, domain, harmonics=frequencies).to(device, dtype)
+    return network(position), *weights.tensors
+
+
+def _is_fixed(network: nn.Module) -> bool:
+    """Whether only its weights and inputs determine the outputs of a network, and nothing records their computation."""
+    is_known = type(network) is MLP and all(type(layer) is nn.Linear for layer in network.layers)
+    is_disturbed = torch.is_autocast_enabled("cpu") or torch._C._len_torch_dispatch_stack() > 0
+    return is_known and not is_disturbed and is_plain(network, *network.layers)
