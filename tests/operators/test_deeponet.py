@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from probneural.fields import evaluate
 from probneural.grids import Grid
 from probneural.heads import LastLayerLaplace
 from probneural.operators import DeepONet, HiddenLayers
+from probneural.operators.layers import mlp
 from probneural.operators.layers.branch import GroupedLinear, SensorBranch
 from probneural.operators.layers.mlp import MLP
 from probneural.problems import PoissonOnShapes
@@ -171,6 +174,63 @@ def test_a_known_grid_is_not_embedded_again() -> None:
     slopes = seen[0].grad.clone()
     again.sum().backward()
     assert torch.equal(seen[1].grad, slopes)
+
+
+def test_layers_in_blocks_of_rows_are_those_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values, inputs and gradients are those of the formula, and a hook sees all rows at once."""
+    layers = MLP(2, 3, layers=HiddenLayers(width=4, depth=2)).double()
+    values = torch.randn(23, 2, generator=generator("rows"), dtype=torch.float64)
+    expected, before = network(layers, values), values.clone()
+    gradients = torch.autograd.grad(expected.square().sum(), [*layers.parameters()])
+    monkeypatch.setattr(mlp, "_BLOCK", 5 * 4 * values.element_size() // torch.get_num_threads())
+    with Calls() as calls, torch.no_grad():
+        assert torch.allclose(layers(values), expected, rtol=1e-13, atol=1e-14)
+    assert (calls.names.count("addmm"), calls.names.count("gelu_")) == (3 * 5, 2 * 5)
+    found = layers(values)
+    assert torch.allclose(found, expected, rtol=1e-13, atol=1e-14)
+    for one, two in zip(gradients, torch.autograd.grad(found.square().sum(), [*layers.parameters()]), strict=True):
+        assert torch.allclose(one, two, rtol=1e-12, atol=1e-13)
+    seen: list[Tensor] = []
+    layers.layers[0].register_forward_hook(lambda module, arguments, output: seen.append(output))
+    with torch.no_grad():
+        layers(values)
+    assert torch.allclose(seen[0], nn.functional.linear(before, layers.layers[0].weight, layers.layers[0].bias))
+
+
+def test_the_trunk_is_evaluated_once_for_equal_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever changes its weights, outputs are those of an evaluation with gradients, which reads no cache."""
+    operator, values, grid = built(), smooth(SENSORS, count=2, channels=2), Grid.uniform(9, lengths=2.0)
+    rows: list[int] = []
+    forward = MLP.forward
+    monkeypatch.setattr(MLP, "forward", lambda self, values: rows.append(len(values)) or forward(self, values))
+
+    def is_computed(operator: DeepONet = operator) -> bool:
+        rows.clear()
+        inputs = values.to(operator.readout.weight.dtype)
+        with torch.no_grad():
+            output = operator(inputs, query=grid)
+        is_new = 9 in rows
+        torch.testing.assert_close(output, operator(inputs, query=grid))
+        return is_new
+
+    assert [is_computed(), is_computed(), is_computed(copy.deepcopy(operator))] == [True, False, False]
+    weight = operator.trunk.layers[1].weight
+    for change in (weight.data, weight.detach().numpy()):  # a change of either has no version
+        change[0, 0] += 1.0
+        assert [is_computed(), is_computed()] == [True, False]
+    assert is_computed(copy.deepcopy(operator).float())
+    operator.load_state_dict(built().state_dict())
+    assert not is_computed()
+    weights = dict(operator.named_parameters())
+    call = functools.partial(torch.func.functional_call, operator, args=(values,), kwargs={"query": grid})
+    with torch.no_grad():
+        slope = torch.func.jvp(call, (weights,), ({name: torch.ones_like(weight) for name, weight in weights.items()},))[1]
+        stacked = torch.func.vmap(call)({name: torch.stack([weight, 2.0 * weight]) for name, weight in weights.items()})
+    torch.testing.assert_close(stacked[1], call({name: 2.0 * weight for name, weight in weights.items()}))
+    moved = [call({name: weight + step for name, weight in weights.items()}) for step in (1e-6, -1e-6)]
+    torch.testing.assert_close(slope, (moved[0] - moved[1]) / 2e-6, rtol=1e-6, atol=1e-6)
+    operator.trunk.register_forward_hook(lambda *_: None)
+    assert [is_computed(), is_computed()] == [True, True]
 
 
 # Sensors and points

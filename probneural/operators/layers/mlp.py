@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -95,7 +96,7 @@ def is_hooked(*modules: nn.Module) -> bool:
 def is_plain(*modules: nn.Module) -> bool:
     """Whether no gradient, hook, transform or trace refers to outputs of modules."""
     is_recorded = torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transformed()
-    return not (is_recorded or is_hooked(*modules))
+    return not (is_recorded or forward_ad._current_level >= 0 or is_hooked(*modules))
 
 
 def activated(values: Tensor, layer: nn.Module, activation: str = "gelu") -> Tensor:
