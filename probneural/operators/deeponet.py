@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
@@ -14,7 +16,7 @@ from probneural.operators.checks import check_samples, check_where
 from probneural.operators.layers import ChannelNormalizer
 from probneural.operators.layers.branch import GroupedLinear, PointBranch, SensorBranch, check_in_domain
 from probneural.operators.layers.mlp import MLP, HiddenLayers, is_plain
-from probneural.operators.layers.position import REMEMBERED_POINTS, point_embedding, point_features
+from probneural.operators.layers.position import point_embedding, point_features
 from probneural.pairs import Dataset
 from probneural.registry import stored
 
@@ -124,12 +126,12 @@ class DeepONet(Operator):
 
     def _on_grid(self, grid: Grid, like: Tensor) -> Float[Tensor, "p ck"]:
         """The trunk's outputs on a grid; on a CPU without gradients, those of the same weights are not computed again."""
+        if not grid.is_uniform:
+            return self.trunk(point_embedding(grid.points, self.domain, harmonics=self.frequencies).to(like))
         where = (grid, self.domain, self.frequencies, like.dtype, like.device)
-        if grid.is_uniform and like.device.type == "cpu" and _is_fixed(self.trunk):
-            return _outputs_on_grid(*where, self.trunk.activation, _Weights(self.trunk))[0]
-        if grid.is_uniform and grid.size <= REMEMBERED_POINTS:
-            return self.trunk(_embedding_of_grid(*where).detach())
-        return self.trunk(point_embedding(grid.points, self.domain, harmonics=self.frequencies).to(like))
+        if like.device.type == "cpu" and _is_fixed(self.trunk):
+            return _outputs_on_grid(where, self.trunk.activation, _Weights(self.trunk))[0]
+        return self.trunk(_embedding_of_grid(*where).detach())
 
     def evaluate_at(
         self, values: Float[Tensor, "n c *grid"], points: Float[Tensor, "n p d"], *, grid: Grid | None = None
@@ -186,7 +188,7 @@ class _Weights:
     """The weights of a network as a key, compared by value, since not every change in place has a version."""
 
     def __init__(self, network: MLP) -> None:
-        self.network: MLP | None = network
+        self.network = [network]
         self.tensors = [weight.detach() for weight in network.parameters()]
         self.hash = hash(tuple(self.tensors[-1].flatten()[:8].tolist()))
 
@@ -198,17 +200,13 @@ class _Weights:
 
 
 @remembered(2**26)
-def _outputs_on_grid(
-    grid: Grid, domain: Grid, frequencies: int, dtype: torch.dtype, device: torch.device, activation: str, weights: _Weights
-) -> tuple[Tensor, ...]:
+def _outputs_on_grid(where: tuple[Any, ...], activation: str, weights: _Weights) -> tuple[Tensor, ...]:
     """The outputs of a network, and copies of its weights, to which the key refers from now on."""
-    network, weights.network = weights.network, None
     weights.tensors = [weight.clone() for weight in weights.tensors]
-    position = point_embedding(grid.points, domain, harmonics=frequencies).to(device, dtype)
-    return network(position), *weights.tensors
+    return weights.network.pop()(_embedding_of_grid(*where)), *weights.tensors
 
 
-def _is_fixed(network: nn.Module) -> bool:
+def _is_fixed(network: MLP) -> bool:
     """Whether only its weights and inputs determine the outputs of a network, and nothing records their computation."""
     is_known = type(network) is MLP and all(type(layer) is nn.Linear for layer in network.layers)
     is_disturbed = torch.is_autocast_enabled("cpu") or torch._C._len_torch_dispatch_stack() > 0
