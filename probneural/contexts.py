@@ -75,11 +75,8 @@ def without_gradients() -> Iterator[None]:
 
 
 def _is_disturbed() -> bool:
-    return (
-        torch.is_inference_mode_enabled()
-        or torch.get_default_device().type != "cpu"
-        or any(torch.is_autocast_enabled(kind) for kind in _AUTOCAST)
-    )
+    has_device = torch._C._len_torch_function_stack() > 0 and torch.get_default_device().type != "cpu"  # a mode of that stack
+    return torch.is_inference_mode_enabled() or has_device or torch._C._is_any_autocast_enabled()
 
 
 def _apart(function: Callable[_P, _R]) -> Callable[_P, _R]:

@@ -30,8 +30,9 @@ class DeepONet(Operator):
     The branch takes the input at fixed sensors, on any input grid, or without sensors at any points of the domain, which may
     differ between samples: see `SensorBranch` and `PointBranch`. The trunk takes the sine and cosine of a point's phase on
     periodic axes, so the output is periodic, and its coordinate scaled to [-1, 1] on others; it is evaluated once per point
-    for all inputs, and the branch once per input for all points. The output is not interpolated; its points are arbitrary,
-    also in another domain and dimension than the input's.
+    for all inputs, and the branch once per input for all points. On a CPU without gradients, the trunk's outputs on a uniform
+    grid are kept (64 MiB in all) and used again while its weights are equal. The output is not interpolated; its points are
+    arbitrary, also in another domain and dimension than the input's.
 
     Output channels share the hidden layers of both networks; the products b t, and the weights w of the read-out, are
     separate per channel. The initial read-out is the plain sum. The features of a last-layer posterior are the products:
