@@ -15,6 +15,7 @@ from probneural.checks import (
     check_callable,
     check_choice,
     check_device,
+    check_flag,
     check_instance,
     check_path,
     check_real,
@@ -95,9 +96,6 @@ class Optimization(Settings):
             epochs; 0 for none. Weights that a layer rounds to 8 or 11 bits hardly feel the small steps of the end: a tenth
             recovers most of the lost accuracy, and needs the memory of full precision.
         early_stopping: When to end before all epochs are done; None for never.
-        compile: Whether `torch.compile` compiles the operator for the training, on CUDA with CUDA graphs where a step is one
-            forward pass. It changes rounding, and takes a minute or two. None: only on one GPU, if ten minutes of training
-            remain after two epochs; the operator stays compiled if epochs are then faster.
 
     Raises:
         ArgumentError: If an option is invalid, or two options contradict each other.
@@ -115,7 +113,6 @@ class Optimization(Settings):
     precision: Literal["bfloat16", "float16"] | None = None
     full_precision_tail: ProperFraction = 0.0
     early_stopping: EarlyStopping | None = None
-    compile: bool | None = None
 
     def __post_init__(self) -> None:
         """Check every option, and that they fit together."""
@@ -154,8 +151,8 @@ class Optimization(Settings):
         return self.precision if epoch < epochs - round(self.full_precision_tail * epochs) else None
 
     def settings(self) -> dict[str, Any]:
-        """The options but for `compile`, JSON-serialisable; callables by their names."""
-        options = {name: value for name, value in vars(self).items() if name != "compile"}
+        """The options, JSON-serialisable; callables by their names."""
+        options = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "early_stopping"}
         stop = self.early_stopping
         plain = {name: identity_of(value) if callable(value) else value for name, value in options.items()}
         return plain | {"early_stopping": None if stop is None else [stop.patience, stop.restore_best]}
@@ -222,7 +219,7 @@ def _check_validation(value: Any, name: str) -> float | Dataset:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The device, the checkpoint and the callbacks of a training.
+    """The device, the checkpoint, the callbacks and the compilation of a training.
 
     Args:
         device: Training device, `"auto"` (CUDA, MPS or CPU), or by default the operator's. Data are moved a batch
@@ -230,9 +227,13 @@ class RunOptions:
         checkpoint: File to write after every epoch, and within it every minute, and to resume from, at the same bits, if it
             exists; `Checkpoint(path, seconds=..., steps=...)` sets the intervals.
         callbacks: Callbacks and loggers, in the order in which they are called.
+        compile: Whether `torch.compile` compiles the operator for the training, on CUDA with CUDA graphs where a step is one
+            forward pass. It changes rounding, and takes a minute or two. None: only on one GPU, if ten minutes of training
+            remain after two epochs; the operator stays compiled if epochs are then faster.
 
     Raises:
-        ArgumentError: If the device does not exist, the checkpoint is not a path, or a callback is not a `Callback`.
+        ArgumentError: If the device does not exist, the checkpoint is not a path, a callback is not a `Callback`, or `compile`
+            is no truth value.
 
     Examples:
         >>> RunOptions(device="auto", checkpoint="run.safetensors").checkpoint.seconds
@@ -242,6 +243,7 @@ class RunOptions:
     device: str | torch.device | None = None
     checkpoint: str | os.PathLike[str] | Checkpoint | None = None
     callbacks: Sequence[Callback] = ()
+    compile: bool | None = None
 
     def __post_init__(self) -> None:
         """Check the checkpoint and the callbacks."""
@@ -253,6 +255,8 @@ class RunOptions:
             check_instance(callback, Callback, "each of callbacks", remedy=remedy, error=ArgumentError)
         if self.device is not None:
             check_device(self.device)
+        if self.compile is not None:
+            assign(self, compile=check_flag(self.compile, "compile"))
         is_path = self.checkpoint is not None and not isinstance(self.checkpoint, Checkpoint)
         assign(self, callbacks=callbacks, checkpoint=Checkpoint(self.checkpoint) if is_path else self.checkpoint)  # type: ignore[arg-type]
 

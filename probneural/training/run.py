@@ -213,9 +213,9 @@ class Run:
             self.objective = DistributedDataParallel(self.objective, find_unused_parameters=True)
 
     @contextlib.contextmanager
-    def compiled(self) -> Iterator[None]:
-        """Compile the operator meanwhile if the options say so, or measured times; not one that is compiled already."""
-        before, compiles = self.operator._compiled_call_impl, self.plan.optimization.compile
+    def compiled(self, compiles: bool | None) -> Iterator[None]:
+        """Compile the operator meanwhile; None: if measured times say so. One that is compiled already remains as it is."""
+        before = self.operator._compiled_call_impl
         if before is None and compiles:
             self._compile()
         elif before is None and compiles is None and self.device.type in _MEASURED and world_size() == 1:

@@ -197,8 +197,8 @@ def test_compiled_operators_train_the_same(
     monkeypatch.setattr(run, "time", clock)
     monkeypatch.setattr(nn.Module, "compile", lambda self, *, mode: compile_in_place(self, backend=backend))
     plain, trained = built("FNO"), built("FNO")
-    fit(plain, data(), optimization=Optimization(compile=False), **settings)
-    fit(trained, data(), optimization=Optimization(compile=compiles), run=RunOptions(callbacks=[clock]), **settings)
+    fit(plain, data(), run=RunOptions(compile=False), **settings)
+    fit(trained, data(), run=RunOptions(callbacks=[clock], compile=compiles), **settings)
     assert clock.compiled == compiled
     assert bool(graphs) == any(compiled)
     assert trained._compiled_call_impl is None

@@ -81,7 +81,7 @@ class MLP(nn.Module):
     def _evaluated(self, values: Float[Tensor, "m in"]) -> Float[Tensor, "m out"]:
         hidden: Tensor = self.layers[0](values)
         for previous, layer in itertools.pairwise(self.layers):
-            hidden = layer(activated(hidden, previous, self.activation))
+            hidden = layer(activated(hidden, previous, activation=self.activation))
         return hidden
 
 
@@ -99,7 +99,7 @@ def is_plain(*modules: nn.Module) -> bool:
     return not (is_recorded or forward_ad._current_level >= 0 or is_hooked(*modules))
 
 
-def activated(values: Tensor, layer: nn.Module, activation: str = "gelu") -> Tensor:
+def activated(values: Tensor, layer: nn.Module, *, activation: str = "gelu") -> Tensor:
     """Activate the output of a layer, in its memory if nothing else refers to it."""
     result: Tensor = getattr(torch.ops.aten, f"{activation}_" if is_plain(layer) else activation)(values)
     return result
