@@ -19,7 +19,7 @@ unit unit-all gpu gpu-all shapes docs: export MPLBACKEND := Agg
 docs: export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv gates test test-all unit unit-all device gpu gpu-all shapes bench bench-full lint format types contracts docs \
+.PHONY: help venv gates test test-all unit unit-all device gpu gpu-all shapes bench bench-full bench-gpu lint format types contracts docs \
         gallery peers clean distclean
 
 help:  ## List the targets
@@ -72,6 +72,10 @@ bench: venv  ## The main benchmark on three problems, in about four minutes: tab
 
 bench-full: venv  ## The same on all ten problems, every ensemble and shift, and what training twice as long brings: twenty minutes
 	$(BIN)/python -m benchmarks exact --full
+
+# With the other libraries, if `make peers` has installed them.
+bench-gpu: venv  ## Every test and benchmark on CUDA, in at most eight minutes, with one JSON file; fails without a GPU
+	$(if $(wildcard $(PEERS_VENV)/.installed),$(PEERS_VENV)/bin/python,$(BIN)/python) -m benchmarks gpu
 
 lint: venv  ## Style and formatting
 	$(BIN)/ruff check --quiet .

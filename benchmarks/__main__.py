@@ -18,6 +18,7 @@ from benchmarks import (
     exact,
     forecast,
     gold,
+    gpu,
     heads,
     inverse,
     laplace,
@@ -128,6 +129,13 @@ COMMANDS = {
         check=lambda given: forecast.chosen(given["problem"]),
     ),
     "gold": Command(gold.main, "heads against posteriors known in closed form; minutes", options=WORKERS),
+    "gpu": Command(
+        gpu.main,
+        "tests marked gpu, and the benchmarks speed and devices on CUDA; eight minutes at most (`make bench-gpu`)",
+        output="gpu.json and the files of both benchmarks",
+        options={"--device": {"default": "cuda", "help": "device of the benchmarks"}},
+        check=lambda given: devices.check(given["device"]),
+    ),
     "heads": Command(
         heads.main,
         "accuracy and cost of heads on the same networks; about 40 minutes, resumable",
@@ -184,7 +192,7 @@ COMMANDS = {
     "speed": Command(
         speed.main,
         "operators compared with neuraloperator's and DeepXDE's; minutes",
-        options=DEVICE,
+        options={**DEVICE, "--part": {"choices": speed.PARTS, "help": "only this table"}},
     ),
     "training": Command(
         training.main,

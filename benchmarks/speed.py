@@ -19,12 +19,15 @@ from torch import Tensor, nn
 import probneural as pn
 from benchmarks import members, sections
 from benchmarks.memory import peak_memory, reset_peak_memory
-from benchmarks.timing import interleaved, quartiles
+from benchmarks.timing import WARM_UP, interleaved, quartiles
 from benchmarks.workers import spawned
 from probneural.randomness import stream
 
 PEERS = ("neuraloperator", "deepxde")
+PARTS = ("fno", "deeponet", "members", "memory", "growth")
 ROUNDS = 11
+LONG = 1e10
+"""Operations from which three rounds are enough."""
 LEARNING_RATE = 1e-3
 
 Row = dict[str, Any]
@@ -127,6 +130,12 @@ class Products:
             self._line(self.points),
         )
 
+    def uncached(self) -> nn.Module:
+        """Build our DeepONet with a hook, for which its trunk is evaluated every time."""
+        model = self.ours()
+        model.operator.trunk.register_forward_hook(lambda *_: None)  # type: ignore[union-attr, operator]
+        return model
+
     def peer(self) -> nn.Module:
         """Build DeepXDE's DeepONet for all combinations of inputs and points."""
         os.environ["DDE_BACKEND"] = "pytorch"
@@ -190,10 +199,11 @@ FOURIER = (
     Fourier((1024,), (16,), 32, 20),
     Fourier((32, 32, 32), (8, 8, 8), 16, 2),
 )
-PRODUCTS = (Products(256, 1000), Products(1000, 1000))
-LARGE: tuple[tuple[Fourier, ...], tuple[Products, ...]] = (
-    (Fourier((256, 256), (32, 32), 64, 32), Fourier((512, 512), (64, 64), 32, 16), Fourier((64, 64, 64), (16, 16, 16), 32, 4)),
-    (Products(1000, 100_000),),
+PRODUCTS = (Products(256, 1000), Products(1000, 1000), Products(256, 100_000), Products(1000, 100_000))
+LARGE = (
+    Fourier((256, 256), (32, 32), 64, 32),
+    Fourier((512, 512), (64, 64), 32, 16),
+    Fourier((64, 64, 64), (16, 16, 16), 32, 4),
 )
 """Cases large enough for an accelerator, which waits for the host process on the cases above."""
 SMALL: tuple[tuple[Case, ...], tuple[Case, ...]] = ((Fourier((32,), (4,), 8, 2),), (Products(4, 16, sensors=8, width=8),))
@@ -206,13 +216,11 @@ GROWTH = {
 """Sizes that grow by a factor of four from case to case, for modes the total number; others are constant."""
 
 
-def main(*, mode: str, output: Path, device: str = "cpu") -> dict[str, Any]:
-    """Run all parts."""
+def main(*, mode: str, output: Path, device: str = "cpu", part: str | None = None) -> dict[str, Any]:
+    """Run all parts, or one."""
     small = mode == "small"
     rounds = 2 if small else ROUNDS
-    fourier, products = SMALL if small else (FOURIER, PRODUCTS)
-    if device != "cpu" and not small:
-        fourier, products = (*FOURIER, *LARGE[0]), (*PRODUCTS, *LARGE[1])
+    fourier, products = SMALL if small else (FOURIER if device == "cpu" else (*FOURIER, *LARGE), PRODUCTS)
     threads = torch.get_num_threads()
     peaks = _peaks(device, small=small)
     parts: dict[str, Callable[[], list[Row]]] = {
@@ -225,16 +233,24 @@ def main(*, mode: str, output: Path, device: str = "cpu") -> dict[str, Any]:
         parts["growth"] = lambda: [_growth(name, cases, device) for name, cases in GROWTH.items()]
     return sections.write(
         "speed",
-        {name: parts[name] for name in parts if name not in ("members", "memory") or device == "cpu"},
+        {
+            name: parts[name]
+            for name in parts
+            if part in (None, name) and (name not in ("members", "memory") or device == "cpu")
+        },
         mode=mode,
         output=output,
+        chosen={"part": part},
         device=device,
         peers=PEERS,
         notes=[
-            f"{device}, {threads} threads. Milliseconds are medians of {rounds} rounds in which each library runs once, "
-            "quartiles in brackets; float32. A step is a forward evaluation, the mean squared error, its gradient and AdamW",
+            f"{device}, {threads} threads. Milliseconds are medians of {rounds} rounds (3 of large cases) in which each "
+            "library runs once, quartiles in brackets; float32. A step is a forward evaluation, the mean squared error, its "
+            "gradient and AdamW",
             "peers: neuraloperator's FNO of the same architecture, and deepxde's DeepONetCartesianProd with GELU and as many "
             "weights but for biases",
+            "forward of a DeepONet on the CPU: ours keeps the trunk's outputs while weights and points are equal; uncached: it "
+            "evaluates the trunk every time, as deepxde's does, and as a step does. compiled: torch.compile with CUDA graphs",
             "roofline: time of a forward evaluation over the least that the machine's best matrix product "
             f"({peaks[0] / 1e9:.0f} GFLOP/s, 2,048 x 2,048) and copy ({peaks[1] / 1e9:.1f} GB/s, 256 MB) allow for our "
             "operations and bytes, whichever is slower",
@@ -249,25 +265,40 @@ def main(*, mode: str, output: Path, device: str = "cpu") -> dict[str, Any]:
 
 def _row(case: Case, rounds: int, device: str, peaks: tuple[float, float]) -> Row:
     inputs, targets = (part.to(device) for part in case.data())
-    models = {"ours": case.ours().to(device)} | {name: model.to(device) for name, model in _peer(case).items()}
+    models = _variants(case, device)
+    counts: dict[str, int] = {}
     tasks: dict[str, Callable[[], None]] = {}
-    for name, model in models.items():
-        optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-        tasks[f"{name} forward"] = lambda model=model: _forward(model, inputs)
-        tasks[f"{name} step"] = lambda model=model, optimizer=optimizer: _step(model, optimizer, inputs, targets)
-    times = interleaved(tasks, rounds, device)
-    row: Row = {"case": case.name}
-    for name, model in models.items():
-        row[f"{name}: weights"] = sum(p.numel() * (2 if p.is_complex() else 1) for p in model.parameters())
+    for name, build in models.items():  # weights that a step moves are not those of a forward evaluation
+        evaluated, trained = build().to(device), build().to(device)
+        counts[name] = sum(p.numel() * (2 if p.is_complex() else 1) for p in trained.parameters())
+        optimizer = torch.optim.AdamW(trained.parameters(), lr=LEARNING_RATE)
+        tasks[f"{name} forward"] = lambda model=evaluated: _forward(model, inputs)
+        if name != "uncached":
+            tasks[f"{name} step"] = lambda model=trained, optimizer=optimizer: _step(model, optimizer, inputs, targets)
+    is_long = device == "cpu" and case.operations() > LONG
+    times = interleaved(tasks, min(3, rounds) if is_long else rounds, device, warm_up=1 if is_long else WARM_UP)
+    row: Row = {"case": case.name} | {f"{name}: weights": count for name, count in counts.items() if name in ("ours", "peer")}
     for kind in ("forward", "step"):
         for name in models:
-            row[f"{name}: {kind} (ms)"] = quartiles(times[f"{name} {kind}"])
-        if "peer" in models:
-            row[f"{kind}, peer / ours"] = median(times[f"peer {kind}"]) / median(times[f"ours {kind}"])
+            if f"{name} {kind}" in times:
+                row[f"{name}: {kind} (ms)"] = quartiles(times[f"{name} {kind}"])
+        for name in models if "peer" in models else ():
+            if name != "peer" and f"{name} {kind}" in times:
+                row[f"{kind}, peer / {name}"] = median(times[f"peer {kind}"]) / median(times[f"{name} {kind}"])
     least = max(case.operations() / peaks[0], case.traffic() / peaks[1])
-    row["roofline"] = median(times["ours forward"]) / least
+    row["roofline"] = median(times.get("uncached forward", times["ours forward"])) / least
     row["GFLOP"], row["GB"] = case.operations() / 1e9, case.traffic() / 1e9
     return row
+
+
+def _variants(case: Case, device: str) -> dict[str, Callable[[], Any]]:
+    """Functions that build our model, those of it that are timed as well, and the other library's if it is installed."""
+    models: dict[str, Callable[[], Any]] = {"ours": case.ours}
+    if isinstance(case, Products) and device == "cpu":
+        models["uncached"] = case.uncached
+    if device != "cpu" and case in (BASE, PRODUCTS[0]):
+        models["compiled"] = lambda: torch.compile(case.ours(), mode="reduce-overhead")
+    return models | ({"peer": lambda: case.peer().train()} if _peer(case) else {})
 
 
 def _peer(case: Case) -> dict[str, nn.Module]:

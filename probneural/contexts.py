@@ -75,11 +75,8 @@ def without_gradients() -> Iterator[None]:
 
 
 def _is_disturbed() -> bool:
-    return (
-        torch.is_inference_mode_enabled()
-        or torch.get_default_device().type != "cpu"
-        or any(torch.is_autocast_enabled(kind) for kind in _AUTOCAST)
-    )
+    has_device = torch._C._len_torch_function_stack() > 0 and torch.get_default_device().type != "cpu"  # a mode of that stack
+    return torch.is_inference_mode_enabled() or has_device or torch._C._is_any_autocast_enabled()
 
 
 def _apart(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -185,19 +182,19 @@ def remembered(capacity: int) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
     """
 
     def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
-        results: dict[Any, _T] = {}  # least recent first; no lock, since a fork could copy it locked
+        results: dict[Any, tuple[Any, _T]] = {}  # least recent first; no lock, since a fork could copy it locked
 
         @wraps(function)
         def recalled(*args: _P.args, **kwargs: _P.kwargs) -> _T:
             if torch.compiler.is_dynamo_compiling():
                 return function(*args, **kwargs)
             key = (args, *kwargs.items())
-            result = results.pop(key, None)
+            key, result = results.pop(key, (key, None))
             if result is None:
                 with outside_of_transforms():
                     result = function(*args, **kwargs)
-            results[key] = result
-            entries = tuple(results.items())
+            results[key] = key, result
+            entries = tuple(results.values())
             excess = sum(_bytes(value) for _, value in entries) - capacity
             for old, value in entries:
                 if excess <= 0:

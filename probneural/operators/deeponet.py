@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Float64
-from torch import Tensor
+from torch import Tensor, nn
 
 from probneural.checks import check_instance, check_integer, check_shape
 from probneural.contexts import remembered
@@ -13,8 +15,8 @@ from probneural.operators.base import Operator, initial_weights
 from probneural.operators.checks import check_samples, check_where
 from probneural.operators.layers import ChannelNormalizer
 from probneural.operators.layers.branch import GroupedLinear, PointBranch, SensorBranch, check_in_domain
-from probneural.operators.layers.mlp import MLP, HiddenLayers
-from probneural.operators.layers.position import REMEMBERED_POINTS, point_embedding, point_features
+from probneural.operators.layers.mlp import MLP, HiddenLayers, is_plain
+from probneural.operators.layers.position import point_embedding, point_features
 from probneural.pairs import Dataset
 from probneural.registry import stored
 
@@ -28,8 +30,9 @@ class DeepONet(Operator):
     The branch takes the input at fixed sensors, on any input grid, or without sensors at any points of the domain, which may
     differ between samples: see `SensorBranch` and `PointBranch`. The trunk takes the sine and cosine of a point's phase on
     periodic axes, so the output is periodic, and its coordinate scaled to [-1, 1] on others; it is evaluated once per point
-    for all inputs, and the branch once per input for all points. The output is not interpolated; its points are arbitrary,
-    also in another domain and dimension than the input's.
+    for all inputs, and the branch once per input for all points. On a CPU without gradients, the trunk's outputs on a uniform
+    grid are kept (64 MiB in all) and used again while its weights are equal. The output is not interpolated; its points are
+    arbitrary, also in another domain and dimension than the input's.
 
     Output channels share the hidden layers of both networks; the products b t, and the weights w of the read-out, are
     separate per channel. The initial read-out is the plain sum. The features of a last-layer posterior are the products:
@@ -119,12 +122,17 @@ class DeepONet(Operator):
         branch = self.branch(values, where)
         if target.has_points_per_sample:
             return self._at_points(branch, target.points)
-        if target.is_uniform and target.size <= REMEMBERED_POINTS:
-            position = _embedding_of_grid(target, self.domain, self.frequencies, branch.dtype, branch.device).detach()
-        else:
-            position = point_embedding(target.points, self.domain, harmonics=self.frequencies).to(branch)
-        functions = self.trunk(position).mT.unflatten(0, (-1, self.basis)).unflatten(-1, target.shape)
+        functions = self._on_grid(target, branch).mT.unflatten(0, (-1, self.basis)).unflatten(-1, target.shape)
         return self.readout.contract(branch, functions[None], units=self.output_normalizer)
+
+    def _on_grid(self, grid: Grid, like: Tensor) -> Float[Tensor, "p ck"]:
+        """The trunk's outputs on a grid; on a CPU without gradients, those of the same weights are not computed again."""
+        if not grid.is_uniform:
+            return self.trunk(point_embedding(grid.points, self.domain, harmonics=self.frequencies).to(like))
+        where = (grid, self.domain, self.frequencies, like.dtype, like.device)
+        if like.device.type == "cpu" and _is_fixed(self.trunk):
+            return _outputs_on_grid(where, self.trunk.activation, _Weights(self.trunk))[0]
+        return self.trunk(_embedding_of_grid(*where).detach())
 
     def evaluate_at(
         self, values: Float[Tensor, "n c *grid"], points: Float[Tensor, "n p d"], *, grid: Grid | None = None
@@ -175,3 +183,32 @@ def _embedding_of_grid(
     grid: Grid, domain: Grid, frequencies: int, dtype: torch.dtype, device: torch.device
 ) -> Float[Tensor, "p e"]:
     return point_embedding(grid.points, domain, harmonics=frequencies).to(device, dtype)
+
+
+class _Weights:
+    """The weights of a network as a key, compared by value, since not every change in place has a version."""
+
+    def __init__(self, network: MLP) -> None:
+        self.network = [network]
+        self.tensors = [weight.detach() for weight in network.parameters()]
+        self.hash = hash(tuple(self.tensors[-1].flatten()[:8].tolist()))
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Weights) and all(map(torch.equal, self.tensors, other.tensors))
+
+
+@remembered(2**26)
+def _outputs_on_grid(where: tuple[Any, ...], activation: str, weights: _Weights) -> tuple[Tensor, ...]:
+    """The outputs of a network, and copies of its weights, to which the key refers from now on."""
+    weights.tensors = [weight.clone() for weight in weights.tensors]
+    return weights.network.pop()(_embedding_of_grid(*where)), *weights.tensors
+
+
+def _is_fixed(network: MLP) -> bool:
+    """Whether only its weights and inputs determine the outputs of a network, and nothing records their computation."""
+    is_known = type(network) is MLP and all(type(layer) is nn.Linear for layer in network.layers)
+    is_disturbed = torch.is_autocast_enabled("cpu") or torch._C._len_torch_dispatch_stack() > 0
+    return is_known and not is_disturbed and is_plain(network, *network.layers)

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from probneural.checks import check_choice, check_flag, check_integer
-from probneural.contexts import is_transformed, unrounded
+from probneural.contexts import unrounded
 from probneural.grids import Grid, per_axis, resample
 from probneural.operators.base import Operator, initial_weights
 from probneural.operators.checks import check_input, check_modes, check_where, grid_of_values
@@ -26,6 +26,7 @@ from probneural.operators.layers import (
     position_channels,
     position_embedding,
 )
+from probneural.operators.layers.mlp import activated
 from probneural.registry import stored
 
 
@@ -128,7 +129,7 @@ class FNO(Operator):
             hidden = self._block(hidden, number, where)
         if query is not None:
             hidden = resample(hidden, where, query)
-        features = _gelu_of_output(self.projection(hidden), self.projection)
+        features = activated(self.projection(hidden), self.projection)
         result = self.readout(features)
         if self.linear is not None:
             with unrounded(values.device):
@@ -150,7 +151,7 @@ class FNO(Operator):
         """Apply one block to `(n, width, *where.shape)`; the last one has no activation of its results."""
         spectral, is_last = self.spectral[number], number == self.depth - 1
         result = spectral(hidden, endpoint=where.endpoint, pointwise=self.pointwise[number])
-        return result if is_last else _gelu_of_output(result, spectral)
+        return result if is_last else activated(result, spectral)
 
     def configuration(self) -> dict[str, Any]:
         """The constructor's arguments."""
@@ -162,12 +163,3 @@ class FNO(Operator):
             if isinstance(module, (SpectralConv, PointwiseLinear)):
                 module.reset_parameters()
         self._clear_linear_path()
-
-
-def _gelu_of_output(values: Tensor, layer: nn.Module) -> Tensor:
-    """Activate the output of a layer, in its memory unless a gradient or a hook refers to it."""
-    is_watched = layer._forward_hooks or nn.modules.module._global_forward_hooks
-    if torch.is_grad_enabled() or is_watched or torch.compiler.is_compiling() or is_transformed():
-        return nn.functional.gelu(values)
-    result: Tensor = torch.ops.aten.gelu_(values)
-    return result

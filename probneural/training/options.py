@@ -15,6 +15,7 @@ from probneural.checks import (
     check_callable,
     check_choice,
     check_device,
+    check_flag,
     check_instance,
     check_path,
     check_real,
@@ -218,7 +219,7 @@ def _check_validation(value: Any, name: str) -> float | Dataset:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The device, the checkpoint and the callbacks of a training.
+    """The device, the checkpoint, the callbacks and the compilation of a training.
 
     Args:
         device: Training device, `"auto"` (CUDA, MPS or CPU), or by default the operator's. Data are moved a batch
@@ -226,9 +227,13 @@ class RunOptions:
         checkpoint: File to write after every epoch, and within it every minute, and to resume from, at the same bits, if it
             exists; `Checkpoint(path, seconds=..., steps=...)` sets the intervals.
         callbacks: Callbacks and loggers, in the order in which they are called.
+        compile: Whether `torch.compile` compiles the operator for the training, on CUDA with CUDA graphs where a step is one
+            forward pass. It changes rounding, and takes a minute or two. None: only on one GPU, if ten minutes of training
+            remain after two epochs; the operator stays compiled if epochs are then faster.
 
     Raises:
-        ArgumentError: If the device does not exist, the checkpoint is not a path, or a callback is not a `Callback`.
+        ArgumentError: If the device does not exist, the checkpoint is not a path, a callback is not a `Callback`, or `compile`
+            is no truth value.
 
     Examples:
         >>> RunOptions(device="auto", checkpoint="run.safetensors").checkpoint.seconds
@@ -238,6 +243,7 @@ class RunOptions:
     device: str | torch.device | None = None
     checkpoint: str | os.PathLike[str] | Checkpoint | None = None
     callbacks: Sequence[Callback] = ()
+    compile: bool | None = None
 
     def __post_init__(self) -> None:
         """Check the checkpoint and the callbacks."""
@@ -249,6 +255,8 @@ class RunOptions:
             check_instance(callback, Callback, "each of callbacks", remedy=remedy, error=ArgumentError)
         if self.device is not None:
             check_device(self.device)
+        if self.compile is not None:
+            assign(self, compile=check_flag(self.compile, "compile"))
         is_path = self.checkpoint is not None and not isinstance(self.checkpoint, Checkpoint)
         assign(self, callbacks=callbacks, checkpoint=Checkpoint(self.checkpoint) if is_path else self.checkpoint)  # type: ignore[arg-type]
 

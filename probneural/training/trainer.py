@@ -61,7 +61,8 @@ def fit(
 
     In a program that torchrun has started, all processes train one operator: each takes its share of every batch, and
     gradients are averaged by `DistributedDataParallel`. All call `fit` with the same arguments; the first one writes the
-    checkpoint, shows progress and calls the callbacks. `operator.compile()` before training compiles the operator.
+    checkpoint, shows progress and calls the callbacks. `RunOptions(compile=True)` compiles the operator for the training,
+    `operator.compile()` before it for good.
 
     Resuming from a checkpoint is bit-equal. With more epochs than a finished run it trains for the additional ones,
     at the rates of a schedule over all epochs, so the rate of a cosine rises again. A checkpoint belongs to a run
@@ -83,7 +84,7 @@ def fit(
             `trajectories.windows(steps=4)` makes them.
         optimization: Optimiser, schedule, precision and early stopping.
         data: Batch size, validation split, workers and prefetching.
-        run: Device, checkpoint and callbacks.
+        run: Device, checkpoint, callbacks and compilation.
         show_progress: Whether to show a progress bar.
 
     Returns:
@@ -146,7 +147,7 @@ def fit(
     names = "" if checkpoint is None else hashlib.sha256("".join(source.fingerprint for source in sets).encode()).hexdigest()
     state = Run(operator, train=first, validation=second, data_fingerprint=names, plan=plan, data=reading)
     keeper = None if checkpoint is None else Keeper(state, checkpoint)
-    with weights.modes_kept(operator):
+    with weights.modes_kept(operator), state.compiled(running.compile):
         if not (keeper is not None and keeper.resume()) and isinstance(operator, Operator) and not operator.has_units:
             with together():  # collective: DistributedDataParallel has made the buffers equal
                 operator.fit_normalizers(*_scaled(operator, _first_steps(first, unroll), plan.loss))

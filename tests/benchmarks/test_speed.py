@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import speed
+from benchmarks import gpu, speed
 
 CASES = [
     speed.Fourier((16,), (4,), 8, 3),
@@ -24,3 +26,18 @@ def test_operations_are_those_of_the_matrix_products(case: speed.Case) -> None:
         assert model(inputs).shape == targets.shape
     unseen = 2 * inputs.numel() * (case.projection + case.depth * case.width**2) if isinstance(case, speed.Fourier) else 0
     assert case.operations() == counter.get_total_flops() + unseen
+
+
+def test_one_part_alone_with_and_without_the_kept_trunk(tmp_path: Path) -> None:
+    written = speed.main(mode="small", output=tmp_path, part="deeponet")
+    assert (tmp_path / "speed-deeponet.json").exists()
+    assert list(written["sections"]) == ["deeponet"]
+    assert {"ours: forward (ms)", "uncached: forward (ms)", "ours: step (ms)"} < set(written["sections"]["deeponet"][0])
+
+
+def test_failed_tests_are_named(tmp_path: Path) -> None:
+    marked = "import pytest\n\n@pytest.mark.gpu\n@pytest.mark.parametrize('value', [0, 1])\ndef test_it(value): assert value\n"
+    (tmp_path / "test_it.py").write_text(marked)
+    rows = {row["result"]: row for row in gpu.results_of_tests(tmp_path / "report.xml", seconds=100.0, folder=tmp_path)}
+    assert (rows["passed"]["tests"], rows["failed"]["tests"], rows["failed"]["names"]) == (1, 1, "test_it[0]")
+    assert gpu.results_of_tests(tmp_path / "report.xml", seconds=0.0, folder=tmp_path)[0]["result"] == "no time left"

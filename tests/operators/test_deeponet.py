@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from probneural.fields import evaluate
 from probneural.grids import Grid
 from probneural.heads import LastLayerLaplace
 from probneural.operators import DeepONet, HiddenLayers
+from probneural.operators.layers import mlp
 from probneural.operators.layers.branch import GroupedLinear, SensorBranch
 from probneural.operators.layers.mlp import MLP
 from probneural.problems import PoissonOnShapes
@@ -171,6 +174,60 @@ def test_a_known_grid_is_not_embedded_again() -> None:
     slopes = seen[0].grad.clone()
     again.sum().backward()
     assert torch.equal(seen[1].grad, slopes)
+
+
+def test_layers_in_blocks_of_rows_are_those_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values and gradients are those of the formula, and a hook sees all rows, before activations in place."""
+    layers = MLP(2, 3, layers=HiddenLayers(width=4, depth=2)).double()
+    values = torch.randn(23, 2, generator=generator("rows"), dtype=torch.float64)
+    monkeypatch.setattr(mlp, "_BLOCK", 5 * 4 * values.element_size() // torch.get_num_threads())
+    with Calls() as calls, torch.no_grad():
+        in_place = layers(values)
+    assert (calls.names.count("addmm"), calls.names.count("gelu_")) == (3 * 5, 2 * 5)
+    results = [
+        (out, *torch.autograd.grad(out.square().sum(), [*layers.parameters()]))
+        for out in (network(layers, values), layers(values))
+    ]
+    torch.testing.assert_close(results[1], results[0], rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(in_place, results[0][0], rtol=1e-12, atol=1e-13)
+    seen: list[Tensor] = []
+    layers.layers[0].register_forward_hook(lambda module, arguments, output: seen.append(output))
+    with torch.no_grad():
+        layers(values)
+    torch.testing.assert_close(seen, [nn.functional.linear(values, layers.layers[0].weight, layers.layers[0].bias)])
+
+
+def test_the_trunk_is_evaluated_once_for_equal_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever changes its weights, outputs are those of an evaluation with gradients, which reads no cache."""
+    operator, values, grid = built(), smooth(SENSORS, count=2, channels=2), Grid.uniform(9, lengths=2.0)
+    rows: list[int] = []
+    forward = MLP.forward
+    monkeypatch.setattr(MLP, "forward", lambda self, values: rows.append(len(values)) or forward(self, values))
+
+    def is_computed(operator: DeepONet = operator) -> bool:
+        rows.clear()
+        inputs = values.to(operator.readout.weight.dtype)
+        with torch.no_grad():
+            output = operator(inputs, query=grid)
+        is_new = 9 in rows
+        torch.testing.assert_close(output, operator(inputs, query=grid))
+        return is_new
+
+    assert [is_computed(), is_computed(), is_computed(copy.deepcopy(operator))] == [True, False, False]
+    weight = operator.trunk.layers[1].weight
+    for change in (weight.data, weight.detach().numpy()):  # a change of either has no version
+        change[0, 0] += 1.0
+        assert [is_computed(), is_computed()] == [True, False]
+    assert is_computed(copy.deepcopy(operator).float())
+    operator.load_state_dict(built().state_dict())
+    assert not is_computed()
+    weights = [{name: scale * weight for name, weight in operator.named_parameters()} for scale in (1.0, 2.0)]
+    call = functools.partial(torch.func.functional_call, operator, args=(values,), kwargs={"query": grid})
+    with torch.no_grad():
+        together = torch.func.vmap(call)({name: torch.stack([one[name] for one in weights]) for name in weights[0]})
+    torch.testing.assert_close(together, torch.stack([call(one) for one in weights]))
+    operator.trunk.register_forward_hook(lambda *_: None)
+    assert [is_computed(), is_computed()] == [True, True]
 
 
 # Sensors and points

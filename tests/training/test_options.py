@@ -5,15 +5,19 @@ from __future__ import annotations
 import copy
 import functools
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from probneural.heads import LastLayerLaplace
 from probneural.operators import FNO, DeepONet
 from probneural.pairs import FieldPairs
-from probneural.training import DataOptions, EarlyStopping, Optimization, RelativeL2, RunOptions, fit
+from probneural.storage import load, save
+from probneural.training import Callback, DataOptions, EarlyStopping, Optimization, RelativeL2, RunOptions, fit, run
+from probneural.training.callbacks import Progress
 from probneural.training.loading import BatchOrder
 from tests.helpers import one_of_each
 from tests.training.cases import built, data, same
@@ -63,9 +67,6 @@ def test_steps_are_those_of_a_plain_loop(options: dict[str, Any]) -> None:
 
 
 def test_schedules_reach_what_they_promise() -> None:
-    from probneural.training import Callback
-    from probneural.training.callbacks import Progress
-
     class Rates(Callback):
         def __init__(self) -> None:
             self.rates: list[float] = []
@@ -158,15 +159,56 @@ def test_the_last_epochs_go_without_autocast() -> None:
     assert seen == [True] * 6 + [False] * 4
 
 
-def test_compiled_operators_train_the_same() -> None:
-    plain, compiled, graphs = built("Tied"), built("Tied"), []
+class Clock(Callback):
+    """Time that passes in steps only, and whether the operator is compiled after each epoch."""
+
+    def __init__(self, *durations: float) -> None:
+        self.durations, self.now, self.compiled = durations, 0.0, list[bool]()
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def on_step(self, progress: Progress) -> None:
+        self.now += self.durations[progress.epoch]
+
+    def on_epoch(self, progress: Progress) -> None:
+        self.compiled.append(progress.operator._compiled_call_impl is not None)
+
+
+@pytest.mark.parametrize(
+    ("compiles", "durations", "compiled"),
+    [
+        (True, (1, 1, 1, 1, 1), [True] * 5),
+        (None, (999, 100, 999, 90, 90), [False, True, True, True, True]),  # compiled at the end of the second epoch
+        (None, (999, 100, 999, 110, 90), [False, True, True, False, False]),
+    ],
+)
+def test_compiled_operators_train_the_same(
+    compiles: bool | None, durations: tuple[float, ...], compiled: list[bool], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By the option, or by times that were measured; afterwards the operator is as before."""
+    graphs, clock, compile_in_place, settings = [], Clock(*durations), nn.Module.compile, SETTINGS | {"epochs": 5}
 
     def backend(graph: Any, inputs: Any) -> Any:
         graphs.append(graph)
         return graph.forward
 
-    compiled.compile(backend=backend)
-    fit(plain, data(), **SETTINGS)
-    fit(compiled, data(), **SETTINGS)
-    assert graphs
-    assert all(torch.allclose(one, two) for one, two in zip(plain.parameters(), compiled.parameters(), strict=True))
+    monkeypatch.setattr(run, "_MEASURED", ("cpu",))
+    monkeypatch.setattr(run, "time", clock)
+    monkeypatch.setattr(nn.Module, "compile", lambda self, *, mode: compile_in_place(self, backend=backend))
+    plain, trained = built("FNO"), built("FNO")
+    fit(plain, data(), run=RunOptions(compile=False), **settings)
+    fit(trained, data(), run=RunOptions(callbacks=[clock], compile=compiles), **settings)
+    assert clock.compiled == compiled
+    assert bool(graphs) == any(compiled)
+    assert trained._compiled_call_impl is None
+    for one, two in zip(plain.parameters(), trained.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+    compile_in_place(trained, backend=backend)  # for good: it is saved and a head's operator as any other
+    save(trained, tmp_path / "compiled.safetensors")
+    inputs = data().inputs
+    for predicted in (
+        load(tmp_path / "compiled.safetensors")(inputs.values),
+        LastLayerLaplace().fit(trained, data())(inputs).mean,
+    ):
+        torch.testing.assert_close(predicted, trained(inputs.values), rtol=1e-4, atol=1e-5)
