@@ -76,10 +76,14 @@ def test_draws_stop_when_a_sample_is_inside_or_outside(monkeypatch: pytest.Monke
     comparison = compare(u, truth, noise=0.5)
     monkeypatch.setattr(reliability, "_CHUNK_ELEMENTS", 16 * truth.values[0].numel())  # sixteen draws at a time
     worst, suprema = reliability.true_supremum(comparison), reliability.drawn_suprema(comparison, draws=512, seed=0)
-    samples, evaluate = [], reliability._suprema
-    monkeypatch.setattr(
-        reliability, "_suprema", lambda part, *a, **k: samples.append(len(part.truth)) or evaluate(part, *a, **k)
-    )
+    samples: list[int] = []
+    evaluate = reliability._suprema
+
+    def counted(part: Any, *scales: Any, **options: Any) -> torch.Tensor:
+        samples.append(len(part.truth))
+        return evaluate(part, *scales, **options)
+
+    monkeypatch.setattr(reliability, "_suprema", counted)
     for level in (0.5, 0.9):
         quantile = suprema.sort(0).values[math.ceil(513 * level) - 1]
         assert torch.equal(simultaneous_coverage(comparison, level=level), (worst <= quantile).double())
