@@ -205,8 +205,8 @@ class _Run:
         if self.steps_done == self.steps:
             return True
         past = self.basis[:, : self.steps_done]
+        image = _off(image, self.directions)
         for _ in range(2):
-            image = _off(image, self.directions)
             image = image - torch.einsum("bj,bjp->bp", torch.einsum("bjp,bp->bj", past, image), past)
         norms = row_norms(image)
         going = norms > 100.0 * torch.finfo(current.dtype).eps * self.scale

@@ -127,6 +127,7 @@ class GaussNewtonRows:
             sample: precision times weight of the domain.
         prior_std: Factor on each parameter, `(P,)`; prior standard deviations whiten the prior away.
         probes: Random projections per function; every output value by default.
+        projections: Projections of each sample, `(r, c, p)`, that replace random ones.
         seed: Seed of the projections.
     """
 
@@ -138,6 +139,7 @@ class GaussNewtonRows:
     weights: Float[Tensor, "*n c p"]
     prior_std: Float[Tensor, " P"] | None = None
     probes: int | None = None
+    projections: Sequence[Tensor] | None = None
     seed: int = 0
 
     def __call__(self, *, chunk: int = 64, first: int = 0) -> Iterator[Float[Tensor, "r P"]]:
@@ -156,11 +158,12 @@ class GaussNewtonRows:
             root = roots
             if roots.ndim == 3:
                 root, generator = roots[index], stream(self.seed, "gradient rows", first + index)
-            pieces = (
-                self._every(single, vector, root, chunk)
-                if self.probes is None
-                else self._random(single, vector, root, generator, chunk)
-            )
+            if self.projections is not None:
+                pieces = self._pulled(single, vector, (self.projections[index] * root).split(chunk))
+            elif self.probes is None:
+                pieces = self._every(single, vector, root, chunk)
+            else:
+                pieces = self._random(single, vector, root, generator, chunk)
             for rows in pieces:
                 yield rows if prior_std is None else rows * prior_std
 

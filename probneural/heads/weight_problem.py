@@ -205,8 +205,10 @@ class WeightProblem:
             part = replace(self.curvature, inputs=batch.inputs, likelihood=likelihood, batches=Minibatches())
             yield part, residuals_of(self.operator, batch, self.data.query).flatten(2)
 
-    def rows(self, *, probes: int | None = None, seed: int = 0) -> Callable[[], Iterator[Float[Tensor, "r P"]]]:
-        """Rows of the Gauss-Newton matrix, whitened by the prior, of this rank's samples."""
+    def rows(
+        self, *, probes: int | None = None, projections: Sequence[Tensor] | None = None, seed: int = 0
+    ) -> Callable[[], Iterator[Float[Tensor, "r P"]]]:
+        """Rows of the Gauss-Newton matrix, whitened by the prior, of this rank's samples; see `GaussNewtonRows`."""
         rows = GaussNewtonRows(
             self.operator,
             self.layout,
@@ -215,6 +217,7 @@ class WeightProblem:
             weights=self.weights,
             prior_std=None if self.prior is None else self.prior_std,
             probes=probes,
+            projections=projections,
             seed=seed,
         )
         return partial(rows, first=self.data.first)

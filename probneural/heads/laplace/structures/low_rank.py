@@ -13,18 +13,27 @@ from torch import Tensor
 from tqdm import tqdm
 
 from probneural.curvature.lanczos import Eigenpairs, top_eigenpairs
+from probneural.curvature.products.functions import jacobian_vector_product
 from probneural.curvature.quadrature import SpectralMeasure, spectral_density
 from probneural.curvature.weights import LowRankWeights
 from probneural.errors import ConvergenceWarning, EvidenceError, warn
 from probneural.heads.evidence import Evidence
 from probneural.heads.weight_posterior import Structure, WeightPosterior
 from probneural.heads.weight_problem import WeightProblem
-from probneural.linear_algebra.symmetric_maps import Map, gaussian, orthonormal
+from probneural.linear_algebra.symmetric_maps import Map, gaussian, gram, orthonormal
 from probneural.randomness import stream
 from probneural.settings import Count
 
 LARGEST_RANK = 512
-"""Maximum rank by default."""
+"""Maximum rank by default, of many samples."""
+LARGEST_ROWS = 900
+"""Maximum number of projected outputs, and rank by default, of few samples: variances as accurate as with rank 512."""
+_ENTRIES = 2**27
+"""Maximum number of entries of their rows (512 MiB in float32, and as much for eigenvectors)."""
+_PROJECTIONS = 14
+"""Minimum number of projections per sample; with fewer, eigenpairs of all samples together are more accurate."""
+_TANGENTS = 24
+"""Minimum number of random tangents that show the directions in which the outputs of a sample vary."""
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-6}
 """Relative residual of eigenpairs, by the operator's dtype; errors of variances are its square over the gaps."""
 _FIRST_RANK = 32
@@ -32,6 +41,8 @@ _ROUNDING = 50.0
 """Eigenvalues below this multiple of epsilon times the largest one are lost in rounding."""
 _HIDDEN = 0.03
 """Largest eigenvalue that float32 may hide, relative to the prior precision; bounds the relative error of variances."""
+_NEGLIGIBLE = 0.01
+"""Ratio of curvature to prior precision of directions that are left out."""
 _PROBES = 8
 _STEPS = 40
 """Maximum number of Lanczos steps per probe; 10 to 30 usually suffice, unless noise is far below the first omitted value."""
@@ -121,6 +132,10 @@ class LowRank(Structure):
         precision may hide eigenvalues up to a hundred times it. Products in both dtypes measure the hidden amount. Directions
         are stored in the operator's dtype.
 
+        With few samples (64 of up to 150,000 weights) and no given rank, the curvature is that of projected outputs, up to
+        900: of each sample the directions in which random tangents move it most. Their rows cost one vector-Jacobian product
+        of one sample each. The projected curvature is a lower bound, so variances stay upper bounds.
+
         Raises:
             EvidenceError: If the evidence determines no noise or prior.
         """
@@ -165,6 +180,12 @@ def _resolved(problem: WeightProblem, **settings: Any) -> tuple[WeightProblem, T
     """Truncate in the operator's dtype, or in float64 if rounding hides too much; return the problem in that dtype."""
     precise = problem.in_double_precision
     start = None
+    if settings["rank"] is None and _row_count(problem) > 0:
+        for attempt in dict.fromkeys((problem, precise)):
+            truncated = _projected(attempt, seed=settings["seed"], show_progress=settings["show_progress"])
+            if truncated.hidden_ratio <= _HIDDEN:
+                break
+        return attempt, truncated
     if precise is not problem:
         truncated, pairs = truncate(problem, precise=precise, **settings)
         if truncated is not None:
@@ -173,6 +194,72 @@ def _resolved(problem: WeightProblem, **settings: Any) -> tuple[WeightProblem, T
     truncated, _ = truncate(precise, start=start, **settings)
     assert truncated is not None
     return precise, truncated
+
+
+def _row_count(problem: WeightProblem) -> int:
+    """Number of projected outputs, or 0 if they would be too few for the samples."""
+    samples, values = problem.data.functions, math.prod(problem.weights.shape[-2:])
+    rows = min(LARGEST_ROWS, _ENTRIES // problem.layout.size, samples * values)
+    return 0 if problem.data.is_sharded or rows < samples * min(values, _PROJECTIONS) else rows
+
+
+def _projected(problem: WeightProblem, *, seed: int, show_progress: bool) -> Truncation:
+    """Eigenpairs of the curvature of projected outputs.
+
+    With P_i the leading left singular vectors of sqrt(w) J_i Omega, Omega random, the rows are B = (P_i^T sqrt(w) J_i) and the
+    eigenvectors V = B^T U L^(-1/2) with B B^T = U L U^T.
+    """
+    count, samples = _row_count(problem), problem.data.functions
+    roots = problem.weights.sqrt().to(problem.vector)
+    tangents = min(max(_TANGENTS, 5 * count // (4 * samples)), math.prod(roots.shape[-2:]))
+    gigabytes = 2 * count * problem.layout.size * problem.vector.element_size() / 1e9
+    description = f"curvature of {problem.layout.size:,} weights, {gigabytes:.1g} GB"
+    with tqdm(total=tangents + count, desc=description, unit="product", disable=not show_progress, leave=False) as bar:
+        directions = gaussian(tangents, problem.layout.size, generator=stream(seed, "tangents of outputs"), like=problem.vector)
+        directions *= problem.prior_std.to(directions)
+        moved = []
+        for piece in directions.split(problem.curvature.width):
+            moved.append(jacobian_vector_product(problem.curvature, problem.vector, piece) * roots)
+            bar.update(len(piece))
+        left, sizes, _ = torch.linalg.svd(torch.cat(moved).flatten(2).permute(1, 2, 0).to(torch.float64), full_matrices=False)
+        threshold = sizes.flatten().kthvalue(sizes.numel() - count + 1).values
+        projections = [
+            columns[:, size >= threshold].mT.unflatten(1, roots.shape[-2:]).to(roots)
+            for columns, size in zip(left, sizes, strict=True)
+        ]
+        rows = torch.empty(sum(map(len, projections)), problem.layout.size, dtype=roots.dtype, device=roots.device)
+        start = 0
+        for piece in problem.rows(projections=projections)():
+            rows[start : start + len(piece)] = piece
+            start += len(piece)
+            bar.update(len(piece))
+    values, mixing = torch.linalg.eigh(gram(rows).cpu())
+    values, mixing = values.flip(0), mixing.flip(1)
+    accuracy = torch.finfo(rows.dtype).eps ** 1.5 * values[0]  # rows are rounded, their products are not
+    is_resolved = values > accuracy
+    values, mixing = values[is_resolved], mixing[:, is_resolved]
+    vectors = rows.mT @ (mixing * values.rsqrt()).to(rows)
+    del rows
+    is_complete = count == samples * math.prod(roots.shape[-2:])
+    pairs = Eigenpairs(
+        values=values.to(vectors.device),
+        vectors=vectors,
+        residuals=torch.zeros_like(values),
+        next_value=0.0 if is_complete or len(values) == problem.layout.size else float(accuracy),
+        is_converged=True,
+        products=tangents + count,
+    )
+    result = _learn(problem, problem.single_product, pairs, seed=seed, most_hidden=math.inf, probes=_PROBES // 2)
+    result = replace(result, hidden=float(accuracy))
+    rank = max(1, int((result.ratios > _NEGLIGIBLE).sum()))
+    following = [] if result.rest is None else [float(result.rest.nodes.max())]
+    kept = replace(
+        pairs,
+        values=pairs.values[:rank],
+        vectors=pairs.vectors[:, :rank],
+        next_value=max([*pairs.values[rank : rank + 1].tolist(), *following, 0.0]),
+    )
+    return replace(result, pairs=kept)
 
 
 def truncate(
@@ -255,7 +342,9 @@ def _expect(bar: tqdm[None], more: int) -> None:
     bar.refresh()
 
 
-def _learn(problem: WeightProblem, product: Map, pairs: Eigenpairs, *, seed: int, most_hidden: float) -> Truncation:
+def _learn(
+    problem: WeightProblem, product: Map, pairs: Eigenpairs, *, seed: int, most_hidden: float, probes: int = _PROBES
+) -> Truncation:
     """Learn the free hyper-parameters, with the spectral measure of omitted directions."""
     left = problem.layout.size - len(pairs.values)
     if left == 0 or pairs.next_value <= 0:
@@ -278,7 +367,7 @@ def _learn(problem: WeightProblem, product: Map, pairs: Eigenpairs, *, seed: int
     rest = spectral_density(
         product,
         problem.layout.size,
-        probes=_PROBES,
+        probes=probes,
         steps=min(_STEPS, left),
         seed=seed,
         deflate=pairs,
