@@ -130,7 +130,7 @@ def test_it_stops_where_the_measure_has_settled(room: int, monkeypatch: pytest.M
         return len(asked) == 3
 
     stopped = spectral_density(Counted(matrix), SIZE, probes=3, steps=60, is_settled=is_settled)
-    assert [measure.nodes.shape[1] for measure in asked] == [10, 15, 20]
+    assert [measure.nodes.shape[1] for measure in asked] == [5, 10, 15]
     short = spectral_density(Counted(matrix), SIZE, probes=3, steps=20)
     torch.testing.assert_close(stopped.nodes, short.nodes)
     torch.testing.assert_close(stopped.weights, short.weights)

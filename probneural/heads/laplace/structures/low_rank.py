@@ -28,6 +28,8 @@ LARGEST_RANK = 512
 """Maximum rank by default, of many samples."""
 LARGEST_ROWS = 900
 """Maximum number of projected outputs, and rank by default, of few samples: variances as accurate as with rank 512."""
+_WORK = 2**35
+"""Number of rows squared times weights up to which there may be more rows, up to twice as many."""
 _ENTRIES = 2**27
 """Maximum number of entries of their rows (512 MiB in float32, and as much for eigenvectors)."""
 _PROJECTIONS = 14
@@ -64,6 +66,8 @@ class Truncation:
         noise_scale: Noise variance, in variance units.
         scale: Prior precision in whitened units; 1 if the prior is given.
         hidden: Largest eigenvalue that rounding may hide.
+        lost: Largest ratio of the curvature that projected outputs omit to the posterior precision without it.
+        bias: Its contribution to the evidence along the eigenvectors, to first order, in nats.
     """
 
     pairs: Eigenpairs
@@ -72,12 +76,15 @@ class Truncation:
     noise_scale: float
     scale: float
     hidden: float
+    lost: float = 0.0
+    bias: float = 0.0
 
     @property
     def next_ratio(self) -> float:
         """Curvature along the first omitted direction, or hidden by rounding, relative to the prior precision."""
         left = self.pairs.vectors.shape[0] - len(self.pairs.values)
-        return max(self.pairs.next_value / (self.noise_scale * self.scale), self.hidden_ratio) if left else 0.0
+        omitted = max(self.pairs.next_value / (self.noise_scale * self.scale), self.hidden_ratio) if left else 0.0
+        return max(omitted, self.lost)
 
     @property
     def hidden_ratio(self) -> float:
@@ -86,10 +93,10 @@ class Truncation:
 
     @property
     def error(self) -> float:
-        """Standard error of the evidence over probes, in nats."""
+        """Standard error of the evidence over probes, and the effect of projection, in nats."""
         if self.rest is None:
-            return 0.0
-        return 0.5 * self.rest.remainder(lambda nodes: torch.log1p(nodes / (self.noise_scale * self.scale)))[1]
+            return self.bias
+        return self.bias + 0.5 * self.rest.remainder(lambda nodes: torch.log1p(nodes / (self.noise_scale * self.scale)))[1]
 
     def agrees(self, other: Truncation) -> bool:
         """Whether another truncation agrees to 5 %, and in evidence to a quarter of the standard error."""
@@ -171,6 +178,7 @@ class LowRank(Structure):
                 "rank": float(len(truncated.ratios)),
                 "smallest_ratio": float(truncated.ratios[-1]) if len(truncated.ratios) else 0.0,
                 "next_ratio": truncated.next_ratio,
+                "lost_ratio": truncated.lost,
                 "captured_energy": captured / whole if whole > 0 else 1.0,
             },
         )
@@ -180,12 +188,13 @@ def _resolved(problem: WeightProblem, **settings: Any) -> tuple[WeightProblem, T
     """Truncate in the operator's dtype, or in float64 if rounding hides too much; return the problem in that dtype."""
     precise = problem.in_double_precision
     start = None
-    if settings["rank"] is None and _row_count(problem) > 0:
-        for attempt in dict.fromkeys((problem, precise)):
-            truncated = _projected(attempt, seed=settings["seed"], show_progress=settings["show_progress"])
-            if truncated.hidden_ratio <= _HIDDEN:
-                break
-        return attempt, truncated
+    rows = _row_count(problem, settings["rank"])
+    if rows > 0:
+        settings.pop("tolerance")
+        projected = _projected(problem, rows, **settings)
+        if precise is problem or projected.hidden_ratio <= _HIDDEN:
+            return problem, projected
+        return precise, _projected(precise, rows, **settings)
     if precise is not problem:
         truncated, pairs = truncate(problem, precise=precise, **settings)
         if truncated is not None:
@@ -196,20 +205,25 @@ def _resolved(problem: WeightProblem, **settings: Any) -> tuple[WeightProblem, T
     return precise, truncated
 
 
-def _row_count(problem: WeightProblem) -> int:
-    """Number of projected outputs, or 0 if they would be too few for the samples."""
-    samples, values = problem.data.functions, math.prod(problem.weights.shape[-2:])
-    rows = min(LARGEST_ROWS, _ENTRIES // problem.layout.size, samples * values)
-    return 0 if problem.data.is_sharded or rows < samples * min(values, _PROJECTIONS) else rows
+def _row_count(problem: WeightProblem, rank: int | None) -> int:
+    """Number of projected outputs, or 0 if they would be too few for the samples or the rank."""
+    size, samples, values = problem.layout.size, problem.data.functions, math.prod(problem.weights.shape[-2:])
+    most = min(max(LARGEST_ROWS, math.isqrt(_WORK // size)), 7 * LARGEST_ROWS // 4, _ENTRIES // size)
+    if samples * values <= most:
+        return 0 if problem.data.is_sharded else samples * values
+    least = samples * min(values, _PROJECTIONS if rank is None else _PROJECTIONS // 2)
+    most = min(most, size)
+    rows = most if rank is None else max(least, 4 * rank)
+    return 0 if problem.data.is_sharded or not least <= rows <= most else rows
 
 
-def _projected(problem: WeightProblem, *, seed: int, show_progress: bool) -> Truncation:
+def _projected(problem: WeightProblem, count: int, *, rank: int | None, seed: int, show_progress: bool) -> Truncation:
     """Eigenpairs of the curvature of projected outputs.
 
     With P_i the leading left singular vectors of sqrt(w) J_i Omega, Omega random, the rows are B = (P_i^T sqrt(w) J_i) and the
     eigenvectors V = B^T U L^(-1/2) with B B^T = U L U^T.
     """
-    count, samples = _row_count(problem), problem.data.functions
+    samples = problem.data.functions
     roots = problem.weights.sqrt().to(problem.vector)
     tangents = min(max(_TANGENTS, 5 * count // (4 * samples)), math.prod(roots.shape[-2:]))
     gigabytes = 2 * count * problem.layout.size * problem.vector.element_size() / 1e9
@@ -235,8 +249,8 @@ def _projected(problem: WeightProblem, *, seed: int, show_progress: bool) -> Tru
             bar.update(len(piece))
     values, mixing = torch.linalg.eigh(gram(rows).cpu())
     values, mixing = values.flip(0), mixing.flip(1)
-    accuracy = torch.finfo(rows.dtype).eps ** 1.5 * values[0]  # rows are rounded, their products are not
-    is_resolved = values > accuracy
+    accuracy = max(torch.finfo(rows.dtype).eps ** 1.5, _ROUNDING * torch.finfo(torch.float64).eps) * float(values[0])
+    is_resolved = values > max(accuracy, 1e-12 * float(values[0]))  # below, eigenvectors are not orthonormal
     values, mixing = values[is_resolved], mixing[:, is_resolved]
     vectors = rows.mT @ (mixing * values.rsqrt()).to(rows)
     del rows
@@ -245,21 +259,47 @@ def _projected(problem: WeightProblem, *, seed: int, show_progress: bool) -> Tru
         values=values.to(vectors.device),
         vectors=vectors,
         residuals=torch.zeros_like(values),
-        next_value=0.0 if is_complete or len(values) == problem.layout.size else float(accuracy),
+        next_value=0.0 if is_complete or len(values) == problem.layout.size else accuracy,
         is_converged=True,
         products=tangents + count,
     )
     result = _learn(problem, problem.single_product, pairs, seed=seed, most_hidden=math.inf, probes=_PROBES // 2)
-    result = replace(result, hidden=float(accuracy))
-    rank = max(1, int((result.ratios > _NEGLIGIBLE).sum()))
-    following = [] if result.rest is None else [float(result.rest.nodes.max())]
+    result = replace(result, hidden=accuracy)
+    rank = min(rank, len(values)) if rank is not None else max(1, int((result.ratios > _NEGLIGIBLE).sum()))
     kept = replace(
         pairs,
         values=pairs.values[:rank],
         vectors=pairs.vectors[:, :rank],
-        next_value=max([*pairs.values[rank : rank + 1].tolist(), *following, 0.0]),
+        next_value=max([*pairs.values[rank : rank + 1].tolist(), 0.0]),
     )
-    return replace(result, pairs=kept)
+    lost, bias = (0.0, 0.0) if is_complete else _lost(problem, pairs, result, seed=seed)
+    return replace(result, pairs=kept, lost=lost, bias=bias)
+
+
+@torch.no_grad()
+def _lost(problem: WeightProblem, pairs: Eigenpairs, learned: Truncation, *, seed: int) -> tuple[float, float]:
+    """Largest eigenvalue of C^(1/2) E C^(1/2) by power iteration, and tr(V^T C E V) / 2.
+
+    E = G - V L V^T is the omitted curvature and C = (V L V^T + noise * prior)^-1, so G + noise * prior is at most the first
+    plus one times C^-1.
+    """
+    threshold, span = learned.noise_scale * learned.scale, pairs.vectors
+    factors = (1.0 + pairs.values / threshold).rsqrt().to(span)
+
+    def sharpened(rows: Tensor) -> Tensor:
+        return rows + ((rows @ span) * (factors - 1.0)) @ span.mT
+
+    def omitted(rows: Tensor) -> Tensor:
+        rows = sharpened(rows)
+        images = problem.single_product(rows) - ((rows @ span) * pairs.values.to(span)) @ span.mT
+        return sharpened(images / threshold)
+
+    latents = gaussian(4, len(factors), generator=stream(seed, "omitted curvature"), like=span)
+    images = omitted(latents @ span.mT)
+    trace = float((latents * (images @ span)).sum(1).mean())
+    for _ in range(3):
+        images = omitted(orthonormal(images))
+    return float(torch.linalg.matrix_norm(images, 2)), max(0.5 * trace, 0.0)
 
 
 def truncate(
