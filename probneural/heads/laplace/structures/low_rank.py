@@ -210,11 +210,11 @@ def _row_count(problem: WeightProblem, rank: int | None) -> int:
     size, samples, values = problem.layout.size, problem.data.functions, math.prod(problem.weights.shape[-2:])
     most = min(max(LARGEST_ROWS, math.isqrt(_WORK // size)), 7 * LARGEST_ROWS // 4, _ENTRIES // size)
     if samples * values <= most:
-        return 0 if problem.data.is_sharded else samples * values
+        return samples * values
     least = samples * min(values, _PROJECTIONS if rank is None else _PROJECTIONS // 2)
     most = min(most, size)
     rows = most if rank is None else max(least, 4 * rank)
-    return 0 if problem.data.is_sharded or not least <= rows <= most else rows
+    return rows if least <= rows <= most else 0
 
 
 def _projected(problem: WeightProblem, count: int, *, rank: int | None, seed: int, show_progress: bool) -> Truncation:
@@ -236,17 +236,23 @@ def _projected(problem: WeightProblem, count: int, *, rank: int | None, seed: in
             moved.append(jacobian_vector_product(problem.curvature, problem.vector, piece) * roots)
             bar.update(len(piece))
         left, sizes, _ = torch.linalg.svd(torch.cat(moved).flatten(2).permute(1, 2, 0).to(torch.float64), full_matrices=False)
-        threshold = sizes.flatten().kthvalue(sizes.numel() - count + 1).values
+        first = problem.data.first
+        all_sizes = sizes.new_zeros(samples, sizes.shape[1])  # of all processes
+        all_sizes[first : first + len(sizes)] = sizes
+        problem.data.summed(all_sizes)
+        is_kept = all_sizes >= all_sizes.flatten().kthvalue(all_sizes.numel() - count + 1).values
         projections = [
-            columns[:, size >= threshold].mT.unflatten(1, roots.shape[-2:]).to(roots)
-            for columns, size in zip(left, sizes, strict=True)
+            columns[:, kept].mT.unflatten(1, roots.shape[-2:]).to(roots)
+            for columns, kept in zip(left, is_kept[first : first + len(sizes)], strict=True)
         ]
-        rows = torch.empty(sum(map(len, projections)), problem.layout.size, dtype=roots.dtype, device=roots.device)
-        start = 0
+        rows = roots.new_zeros(int(is_kept.sum()), problem.layout.size)
+        start = int(is_kept[:first].sum())
         for piece in problem.rows(projections=projections)():
             rows[start : start + len(piece)] = piece
             start += len(piece)
             bar.update(len(piece))
+    if problem.data.is_sharded:
+        rows = problem.data.summed(rows.to(torch.float64)).to(rows)
     values, mixing = torch.linalg.eigh(gram(rows).cpu())
     values, mixing = values.flip(0), mixing.flip(1)
     accuracy = max(torch.finfo(rows.dtype).eps ** 1.5, _ROUNDING * torch.finfo(torch.float64).eps) * float(values[0])
