@@ -208,12 +208,7 @@ class WeightProblem:
             yield part, residuals_of(self.operator, batch, self.data.query).flatten(2)
 
     def rows(
-        self,
-        *,
-        probes: int | None = None,
-        projections: Sequence[Tensor] | None = None,
-        seed: int = 0,
-        show_progress: bool = False,
+        self, *, probes: int | Sequence[Tensor] | None = None, seed: int = 0, show_progress: bool = False
     ) -> Callable[[], Iterator[Float[Tensor, "r P"]]]:
         """Rows of the Gauss-Newton matrix, whitened by the prior, of this rank's samples; see `GaussNewtonRows`.
 
@@ -227,10 +222,10 @@ class WeightProblem:
             weights=self.weights,
             prior_std=None if self.prior is None else self.prior_std,
             probes=probes,
-            projections=projections,
             seed=seed,
         )
-        total = len(self.data.inputs) * (math.prod(self.weights.shape[-2:]) if probes is None else probes)
+        each = probes if isinstance(probes, int) else math.prod(self.weights.shape[-2:])
+        total = len(self.data.inputs) * each
         gigabytes = 2 * min(64, total) * self.layout.size * self.vector.element_size() / 1e9
         description = f"curvature of {self.layout.size:,} weights, {gigabytes:.1g} GB"
 

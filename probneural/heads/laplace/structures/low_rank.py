@@ -247,7 +247,7 @@ def _projected(problem: WeightProblem, count: int, *, rank: int | None, seed: in
         ]
         rows = roots.new_zeros(int(is_kept.sum()), problem.layout.size)
         start = int(is_kept[:first].sum())
-        for piece in problem.rows(projections=projections)():
+        for piece in problem.rows(probes=projections)():
             rows[start : start + len(piece)] = piece
             start += len(piece)
             bar.update(len(piece))
@@ -256,11 +256,12 @@ def _projected(problem: WeightProblem, count: int, *, rank: int | None, seed: in
     values, mixing = torch.linalg.eigh(gram(rows).cpu())
     values, mixing = values.flip(0), mixing.flip(1)
     accuracy = max(torch.finfo(rows.dtype).eps ** 1.5, _ROUNDING * torch.finfo(torch.float64).eps) * float(values[0])
-    is_resolved = values > max(accuracy, 1e-12 * float(values[0]))  # below, eigenvectors are not orthonormal
+    is_complete = count == samples * math.prod(roots.shape[-2:])
+    # Smaller eigenvalues have eigenvectors that are not orthonormal, which probes must be deflated by.
+    is_resolved = values > (accuracy if is_complete else max(accuracy, 1e-12 * float(values[0])))
     values, mixing = values[is_resolved], mixing[:, is_resolved]
     vectors = rows.mT @ (mixing * values.rsqrt()).to(rows)
     del rows
-    is_complete = count == samples * math.prod(roots.shape[-2:])
     pairs = Eigenpairs(
         values=values.to(vectors.device),
         vectors=vectors,
