@@ -114,7 +114,7 @@ def spectral_density(
         steps: Lanczos steps, fully reorthogonalised: all vectors of a probe are kept.
         seed: Seed of the probes.
         deflate: Known eigenpairs of A with orthonormal vectors, and unresolved ones.
-        is_settled: Stopping criterion, called with the current measure every 5 steps from step 10.
+        is_settled: Stopping criterion, called with the current measure every 5 steps.
         like: Tensor with the dtype and device of the vectors; float64 on the CPU by default.
 
     Returns:
@@ -149,7 +149,7 @@ def spectral_density(
         run = _Run(product, piece, directions, steps=steps)
         while run.step():
             # The first probes determine the number of steps of all probes.
-            is_due = not runs and run.steps_done >= 2 * _STRIDE and run.steps_done % _STRIDE == 0
+            is_due = not runs and run.steps_done % _STRIDE == 0
             if is_due and is_settled is not None and is_settled(_measure([run], deflated, remaining)):
                 break
         steps = run.steps_done if not runs else steps
@@ -205,8 +205,8 @@ class _Run:
         if self.steps_done == self.steps:
             return True
         past = self.basis[:, : self.steps_done]
+        image = _off(image, self.directions)
         for _ in range(2):
-            image = _off(image, self.directions)
             image = image - torch.einsum("bj,bjp->bp", torch.einsum("bjp,bp->bj", past, image), past)
         norms = row_norms(image)
         going = norms > 100.0 * torch.finfo(current.dtype).eps * self.scale

@@ -126,7 +126,7 @@ class GaussNewtonRows:
         weights: Curvature of the negative log likelihood in each output value, `(c, p)`, or `(n, c, p)` on one mesh per
             sample: precision times weight of the domain.
         prior_std: Factor on each parameter, `(P,)`; prior standard deviations whiten the prior away.
-        probes: Random projections per function; every output value by default.
+        probes: Random projections per function, or projections of each, `(r, c, p)`; every output value by default.
         seed: Seed of the projections.
     """
 
@@ -137,7 +137,7 @@ class GaussNewtonRows:
     query: Grid | None = None
     weights: Float[Tensor, "*n c p"]
     prior_std: Float[Tensor, " P"] | None = None
-    probes: int | None = None
+    probes: int | Sequence[Tensor] | None = None
     seed: int = 0
 
     def __call__(self, *, chunk: int = 64, first: int = 0) -> Iterator[Float[Tensor, "r P"]]:
@@ -149,18 +149,19 @@ class GaussNewtonRows:
         roots = self.weights.sqrt().to(vector)
         prior_std = None if self.prior_std is None else self.prior_std.to(vector)
         generator = stream(self.seed, "gradient rows")
-        if self.probes is not None and roots.ndim == 2:
+        if isinstance(self.probes, int) and roots.ndim == 2:
             for _ in range(first):
                 self._normals(roots, generator)
         for index, single in enumerate(self._singles(math.prod(roots.shape[-2:]))):
             root = roots
             if roots.ndim == 3:
                 root, generator = roots[index], stream(self.seed, "gradient rows", first + index)
-            pieces = (
-                self._every(single, vector, root, chunk)
-                if self.probes is None
-                else self._random(single, vector, root, generator, chunk)
-            )
+            if self.probes is None:
+                pieces = self._every(single, vector, root, chunk)
+            elif isinstance(self.probes, int):
+                pieces = self._random(single, vector, root, generator, chunk)
+            else:
+                pieces = self._pulled(single, vector, (self.probes[index] * root).split(chunk))
             for rows in pieces:
                 yield rows if prior_std is None else rows * prior_std
 
@@ -183,13 +184,13 @@ class GaussNewtonRows:
         yield from self._pulled(single, vector, (cotangent.unflatten(-1, root.shape) * root for cotangent in cotangents))
 
     def _random(self, single: Field, vector: Tensor, root: Tensor, generator: torch.Generator, chunk: int) -> Iterator[Tensor]:
-        assert self.probes is not None
+        assert isinstance(self.probes, int)
         signs = self._normals(root, generator).to(root)
         yield from self._pulled(single, vector, (signs * root / math.sqrt(self.probes)).split(chunk))
 
     def _normals(self, root: Tensor, generator: torch.Generator) -> Tensor:
         """The random numbers of one sample; zero at padding."""
-        assert self.probes is not None
+        assert isinstance(self.probes, int)
         is_used = (
             (root > 0).any(0).cpu() if self.weights.ndim == 3 else torch.ones(root.shape[1], dtype=torch.bool, device="cpu")
         )

@@ -132,6 +132,10 @@ class LowRankWeights(WeightRoot):
         """A tensor of the dtype and on the device of products."""
         return self.directions
 
+    def fingerprint(self) -> str:
+        """A short name from the factors and up to a million entries of the directions."""
+        return digest(self.prior_std, self.directions[:: 1 + self.directions.numel() // 2**20], self.factors)
+
     def product(self, latents: Float[Tensor, "s k"]) -> Float[Tensor, "s P"]:
         """Sharpen, then scale by the prior."""
         return self._sharpened(latents.to(self.directions)) * self.prior_std.to(self.directions)

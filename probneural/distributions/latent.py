@@ -20,6 +20,8 @@ from probneural.randomness import check_seed, stream
 
 _SHARES_NUMBERS: ContextVar[bool] = ContextVar("shares_numbers", default=False)
 """Whether draws of one seed share their random numbers across predictors."""
+_HASHED = 2**20
+"""Number of entries hashed at once, which are copied in double precision."""
 
 _BATCHES: ContextVar[tuple[int, int] | None] = ContextVar("batches", default=None)
 """Number of the last inputs of a call that are in batches, and inputs of a batch."""
@@ -108,9 +110,10 @@ def digest(*tensors: Tensor) -> str:
     """Return a short name that follows from the tensors' contents: equal contents, equal names."""
     total = hashlib.blake2b(digest_size=8)
     for tensor in tensors:
-        array = tensor.detach().to("cpu", torch.float64) if tensor.is_floating_point() else tensor.detach().cpu()
-        total.update(str(tuple(array.shape)).encode())
-        total.update(array.contiguous().numpy().tobytes())
+        total.update(str(tuple(tensor.shape)).encode())
+        for part in tensor.detach().flatten().split(_HASHED):
+            array = part.to("cpu", torch.float64) if part.is_floating_point() else part.cpu()
+            total.update(array.numpy().data)
     return total.hexdigest()
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from probneural.checks import check_module, check_scale, real_tensor
 from probneural.curvature import ParameterVector
@@ -205,8 +207,13 @@ class WeightProblem:
             part = replace(self.curvature, inputs=batch.inputs, likelihood=likelihood, batches=Minibatches())
             yield part, residuals_of(self.operator, batch, self.data.query).flatten(2)
 
-    def rows(self, *, probes: int | None = None, seed: int = 0) -> Callable[[], Iterator[Float[Tensor, "r P"]]]:
-        """Rows of the Gauss-Newton matrix, whitened by the prior, of this rank's samples."""
+    def rows(
+        self, *, probes: int | Sequence[Tensor] | None = None, seed: int = 0, show_progress: bool = False
+    ) -> Callable[[], Iterator[Float[Tensor, "r P"]]]:
+        """Rows of the Gauss-Newton matrix, whitened by the prior, of this rank's samples; see `GaussNewtonRows`.
+
+        The progress bar's description names the memory of a chunk of rows and their gradients.
+        """
         rows = GaussNewtonRows(
             self.operator,
             self.layout,
@@ -217,7 +224,18 @@ class WeightProblem:
             probes=probes,
             seed=seed,
         )
-        return partial(rows, first=self.data.first)
+        each = probes if isinstance(probes, int) else math.prod(self.weights.shape[-2:])
+        total = len(self.data.inputs) * each
+        gigabytes = 2 * min(64, total) * self.layout.size * self.vector.element_size() / 1e9
+        description = f"curvature of {self.layout.size:,} weights, {gigabytes:.1g} GB"
+
+        def watched() -> Iterator[Tensor]:
+            with tqdm(total=total, desc=description, unit="row", disable=not show_progress, leave=False) as bar:
+                for piece in rows(first=self.data.first):
+                    yield piece
+                    bar.update(len(piece))
+
+        return watched
 
 
 def _doubled(tensor: Tensor) -> Tensor:

@@ -16,8 +16,8 @@ Map = Callable[[Tensor], Tensor]
 
 _BLOCK = 256
 """Columns summed in single precision: the rounding of their sums is a tenth of that of the numbers."""
-_CHUNK = 2**17
-"""Number of columns per chunk of sums."""
+_CHUNK = 2**12
+"""Number of columns per chunk of sums in double precision."""
 
 
 def apply(product: Map, rows: Float[Tensor, "s P"], *, size: int) -> Float[Tensor, "s Q"]:
@@ -58,14 +58,25 @@ def inner(first: Float[Tensor, "s P"], second: Float[Tensor, "t P"]) -> Float64[
     if first.dtype == torch.float64:
         return first @ second.mT
     total = torch.zeros(first.shape[0], second.shape[0], dtype=torch.float64, device=first.device)
-    size = first.shape[1]
-    whole = size - size % _BLOCK
-    for start in range(0, whole, _CHUNK):
-        first_blocks, second_blocks = (
-            rows[:, start : min(start + _CHUNK, whole)].unflatten(1, (-1, _BLOCK)) for rows in (first, second)
-        )
-        total += torch.bmm(first_blocks.transpose(0, 1), second_blocks.permute(1, 2, 0)).sum(0, dtype=torch.float64)
-    return total + first[:, whole:].to(torch.float64) @ second[:, whole:].to(torch.float64).mT
+    for left, right in zip(first.split(_BLOCK, dim=1), second.split(_BLOCK, dim=1), strict=True):
+        total += left @ right.mT
+    return total
+
+
+def gram(rows: Float[Tensor, "s P"]) -> Float64[Tensor, "s s"]:
+    """Inner products of rows with one another in float64; each is computed once.
+
+    Examples:
+        >>> gram(torch.tensor([[1.0, 2.0], [0.0, 3.0]])).tolist()
+        [[5.0, 6.0], [6.0, 9.0]]
+    """
+    lower = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
+    for part in rows.split(_CHUNK, dim=1):
+        columns = part.to(torch.float64)
+        for start in range(0, len(rows), _BLOCK):
+            stop = start + _BLOCK
+            lower[start:stop, :stop] += columns[start:stop] @ columns[:stop].mT
+    return lower.tril() + lower.tril(-1).mT
 
 
 def row_norms(rows: Float[Tensor, "s P"]) -> Float64[Tensor, " s"]:

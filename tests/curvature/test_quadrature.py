@@ -130,11 +130,11 @@ def test_it_stops_where_the_measure_has_settled(room: int, monkeypatch: pytest.M
         return len(asked) == 3
 
     stopped = spectral_density(Counted(matrix), SIZE, probes=3, steps=60, is_settled=is_settled)
-    assert [measure.nodes.shape[1] for measure in asked] == [10, 15, 20]
-    short = spectral_density(Counted(matrix), SIZE, probes=3, steps=20)
+    assert [measure.nodes.shape[1] for measure in asked] == [5, 10, 15]
+    short = spectral_density(Counted(matrix), SIZE, probes=3, steps=15)
     torch.testing.assert_close(stopped.nodes, short.nodes)
     torch.testing.assert_close(stopped.weights, short.weights)
-    assert stopped.products == short.products == 60
+    assert stopped.products == short.products == 45
     probes = len(asked[-1].nodes)
     torch.testing.assert_close(asked[-1].nodes, short.nodes[:probes])
 

@@ -295,7 +295,9 @@ class LaplacePredictor(Predictor):
         """Lower and upper bounds of the pointwise variance for a low-rank structure, in physical units squared.
 
         The upper bound, used in predictions, keeps the prior variance along omitted directions; the lower bound divides it by
-        1 + `report["next_ratio"]`, with the largest ratio of curvature to prior precision along those directions.
+        1 + `report["next_ratio"]`, with the largest ratio of curvature to prior precision along those directions, and the
+        remainder by 1 + `report["lost_ratio"]`, with the largest ratio of curvature omitted by the projection of outputs to
+        the posterior's precision.
 
         Args:
             inputs: n inputs.
@@ -318,7 +320,8 @@ class LaplacePredictor(Predictor):
         )
         inside = torch.as_tensor(span).unflatten(-1, field.grid.shape)
         rest = (upper - inside).clamp_min(0.0)  # an estimate of the whole may fall short of an exact part of it
-        return inside + rest / (1.0 + self.report["next_ratio"]), upper
+        lower = inside / (1.0 + self.report.get("lost_ratio", 0.0)) + rest / (1.0 + self.report["next_ratio"])
+        return lower, upper
 
     def update(self, data: Dataset) -> LaplacePredictor:
         """Condition on more pairs in closed form, at the same noise, prior and effective observations: equal to refitting.

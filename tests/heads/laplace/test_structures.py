@@ -80,6 +80,7 @@ def test_growth_stops_where_the_next_direction_carries_less_than_the_prior(opera
 def test_growth_takes_as_many_rounds_as_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     from probneural.heads.laplace.structures import low_rank
 
+    monkeypatch.setattr(low_rank, "LARGEST_ROWS", 0)
     monkeypatch.setattr(low_rank, "_FIRST_RANK", 2)
     predictor = make("low_rank", operator_case("fno-1d"))
     assert predictor.report["rank"] > 4
@@ -97,7 +98,8 @@ def test_roots_and_their_transposes_are_adjoint(structure: str, operator: str) -
     assert float(left.abs().min()) > 0
 
 
-def test_a_truncated_evidence_lies_within_its_error() -> None:
+def test_a_truncated_evidence_lies_within_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("probneural.heads.laplace.structures.low_rank.LARGEST_ROWS", 0)
     case = operator_case("fno-1d")
     exact = make("full", case).log_evidence
     predictor = make("low_rank", case, rank=5)
@@ -116,9 +118,34 @@ def test_a_truncation_learns_what_the_whole_curvature_teaches(operator: str) -> 
     close(truncated.prior_precision, full.prior_precision, 0.01)
 
 
+@pytest.mark.parametrize("operator", ["fno-1d", "fno-outputs", "complex"])
+def test_few_samples_are_projected(operator: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """All outputs give the dense posterior up to omitted directions, the leading ones an upper bound and a warning."""
+    from probneural.heads.laplace.structures import low_rank
+
+    monkeypatch.setattr(low_rank, "top_eigenpairs", None)
+    case = operator_case(operator)
+    exact = make("full", case)(case.inputs).variance
+    predictor = make("low_rank", case)
+    close(predictor(case.inputs).variance, exact, 0.01)
+    assert predictor.report["next_ratio"] <= 0.01
+    totals = {line.rsplit("/", 1)[-1].split()[0] for line in capfd.readouterr().err.splitlines() if "product" in line}
+    assert len(totals) <= 1  # the bar's total does not grow
+    monkeypatch.setattr(low_rank, "LARGEST_ROWS", 18)
+    monkeypatch.setattr(low_rank, "_PROJECTIONS", 2)
+    with pytest.warns(UserWarning, match="low rank stopped at"):
+        truncated = make("low_rank", case)
+    lower, upper = truncated.variance_bounds(case.inputs)
+    assert bool((lower <= exact * (1 + 1e-6)).all())
+    assert bool((exact <= upper * (1 + 1e-6)).all())
+    assert float((upper / exact).sqrt().mean()) < 2.5
+    assert abs(truncated.log_evidence - predictor.log_evidence) <= truncated.log_evidence_error
+
+
 def test_growth_that_stops_too_early_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     from probneural.heads.laplace.structures import low_rank
 
+    monkeypatch.setattr(low_rank, "LARGEST_ROWS", 0)
     monkeypatch.setattr(low_rank, "LARGEST_RANK", 4)
     with pytest.warns(UserWarning, match="low rank stopped at 4 directions"):
         make("low_rank", operator_case("fno-1d"))

@@ -46,7 +46,7 @@ class Kronecker(Structure):
             UnsupportedError: If different priors of real and imaginary parts rule out a Kronecker product.
             EvidenceError: If the evidence determines no noise or prior.
         """
-        rows = problem.rows(probes=self.probes, seed=seed)
+        rows = problem.rows(probes=self.probes, seed=seed, show_progress=show_progress)
         factors = kronecker(
             problem.layout,
             problem.operator,
@@ -83,7 +83,7 @@ class Diagonal(Structure):
             EvidenceError: If the evidence determines no noise or prior.
         """
         diagonal = torch.zeros(problem.layout.size, dtype=torch.float64, device=problem.vector.device)
-        for rows in problem.rows()():
+        for rows in problem.rows(show_progress=show_progress)():
             diagonal += rows.to(torch.float64).square().sum(0)
         problem.data.summed(diagonal)
         learned = learn(problem, diagonal)
@@ -122,7 +122,7 @@ class Full(Structure):
             )
         curvature = torch.zeros(size, size, dtype=torch.float64, device=problem.vector.device)
         prior_std = problem.prior_std
-        for rows in problem.rows()():
+        for rows in problem.rows(show_progress=show_progress)():
             flat = rows.to(torch.float64)
             curvature += flat.mT @ flat
         problem.data.summed(curvature)

@@ -13,18 +13,29 @@ from torch import Tensor
 from tqdm import tqdm
 
 from probneural.curvature.lanczos import Eigenpairs, top_eigenpairs
+from probneural.curvature.products.functions import jacobian_vector_product
 from probneural.curvature.quadrature import SpectralMeasure, spectral_density
 from probneural.curvature.weights import LowRankWeights
 from probneural.errors import ConvergenceWarning, EvidenceError, warn
 from probneural.heads.evidence import Evidence
 from probneural.heads.weight_posterior import Structure, WeightPosterior
 from probneural.heads.weight_problem import WeightProblem
-from probneural.linear_algebra.symmetric_maps import Map, gaussian, orthonormal
+from probneural.linear_algebra.symmetric_maps import Map, gaussian, gram, orthonormal
 from probneural.randomness import stream
 from probneural.settings import Count
 
 LARGEST_RANK = 512
-"""Maximum rank by default."""
+"""Maximum rank by default, of many samples."""
+LARGEST_ROWS = 900
+"""Maximum number of projected outputs, and rank by default, of few samples: variances as accurate as with rank 512."""
+_WORK = 2**35
+"""Number of rows squared times weights up to which there may be more rows, up to twice as many."""
+_ENTRIES = 2**27
+"""Maximum number of entries of their rows (512 MiB in float32, and as much for eigenvectors)."""
+_PROJECTIONS = 14
+"""Minimum number of projections per sample; with fewer, eigenpairs of all samples together are more accurate."""
+_TANGENTS = 24
+"""Minimum number of random tangents that show the directions in which the outputs of a sample vary."""
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-6}
 """Relative residual of eigenpairs, by the operator's dtype; errors of variances are its square over the gaps."""
 _FIRST_RANK = 32
@@ -32,6 +43,8 @@ _ROUNDING = 50.0
 """Eigenvalues below this multiple of epsilon times the largest one are lost in rounding."""
 _HIDDEN = 0.03
 """Largest eigenvalue that float32 may hide, relative to the prior precision; bounds the relative error of variances."""
+_NEGLIGIBLE = 0.01
+"""Ratio of curvature to prior precision of directions that are left out."""
 _PROBES = 8
 _STEPS = 40
 """Maximum number of Lanczos steps per probe; 10 to 30 usually suffice, unless noise is far below the first omitted value."""
@@ -53,6 +66,8 @@ class Truncation:
         noise_scale: Noise variance, in variance units.
         scale: Prior precision in whitened units; 1 if the prior is given.
         hidden: Largest eigenvalue that rounding may hide.
+        lost: Largest ratio of the curvature that projected outputs omit to the posterior precision without it.
+        bias: Its contribution to the evidence along the eigenvectors, to first order, in nats.
     """
 
     pairs: Eigenpairs
@@ -61,12 +76,15 @@ class Truncation:
     noise_scale: float
     scale: float
     hidden: float
+    lost: float = 0.0
+    bias: float = 0.0
 
     @property
     def next_ratio(self) -> float:
         """Curvature along the first omitted direction, or hidden by rounding, relative to the prior precision."""
         left = self.pairs.vectors.shape[0] - len(self.pairs.values)
-        return max(self.pairs.next_value / (self.noise_scale * self.scale), self.hidden_ratio) if left else 0.0
+        omitted = max(self.pairs.next_value / (self.noise_scale * self.scale), self.hidden_ratio) if left else 0.0
+        return max(omitted, self.lost)
 
     @property
     def hidden_ratio(self) -> float:
@@ -75,10 +93,10 @@ class Truncation:
 
     @property
     def error(self) -> float:
-        """Standard error of the evidence over probes, in nats."""
+        """Standard error of the evidence over probes, and the effect of projection, in nats."""
         if self.rest is None:
-            return 0.0
-        return 0.5 * self.rest.remainder(lambda nodes: torch.log1p(nodes / (self.noise_scale * self.scale)))[1]
+            return self.bias
+        return self.bias + 0.5 * self.rest.remainder(lambda nodes: torch.log1p(nodes / (self.noise_scale * self.scale)))[1]
 
     def agrees(self, other: Truncation) -> bool:
         """Whether another truncation agrees to 5 %, and in evidence to a quarter of the standard error."""
@@ -121,6 +139,10 @@ class LowRank(Structure):
         precision may hide eigenvalues up to a hundred times it. Products in both dtypes measure the hidden amount. Directions
         are stored in the operator's dtype.
 
+        With few samples (64 of up to 150,000 weights) and no given rank, the curvature is that of projected outputs, up to
+        900: of each sample the directions in which random tangents move it most. Their rows cost one vector-Jacobian product
+        of one sample each. The projected curvature is a lower bound, so variances stay upper bounds.
+
         Raises:
             EvidenceError: If the evidence determines no noise or prior.
         """
@@ -156,6 +178,7 @@ class LowRank(Structure):
                 "rank": float(len(truncated.ratios)),
                 "smallest_ratio": float(truncated.ratios[-1]) if len(truncated.ratios) else 0.0,
                 "next_ratio": truncated.next_ratio,
+                "lost_ratio": truncated.lost,
                 "captured_energy": captured / whole if whole > 0 else 1.0,
             },
         )
@@ -165,6 +188,13 @@ def _resolved(problem: WeightProblem, **settings: Any) -> tuple[WeightProblem, T
     """Truncate in the operator's dtype, or in float64 if rounding hides too much; return the problem in that dtype."""
     precise = problem.in_double_precision
     start = None
+    rows = _row_count(problem, settings["rank"])
+    if rows > 0:
+        settings.pop("tolerance")
+        projected = _projected(problem, rows, **settings)
+        if precise is problem or projected.hidden_ratio <= _HIDDEN:
+            return problem, projected
+        return precise, _projected(precise, rows, **settings)
     if precise is not problem:
         truncated, pairs = truncate(problem, precise=precise, **settings)
         if truncated is not None:
@@ -173,6 +203,110 @@ def _resolved(problem: WeightProblem, **settings: Any) -> tuple[WeightProblem, T
     truncated, _ = truncate(precise, start=start, **settings)
     assert truncated is not None
     return precise, truncated
+
+
+def _row_count(problem: WeightProblem, rank: int | None) -> int:
+    """Number of projected outputs, or 0 if they would be too few for the samples or the rank."""
+    size, samples, values = problem.layout.size, problem.data.functions, math.prod(problem.weights.shape[-2:])
+    most = min(max(LARGEST_ROWS, math.isqrt(_WORK // size)), 7 * LARGEST_ROWS // 4, _ENTRIES // size)
+    if samples * values <= most:
+        return samples * values
+    least = samples * min(values, _PROJECTIONS if rank is None else _PROJECTIONS // 2)
+    most = min(most, size)
+    rows = most if rank is None else max(least, 4 * rank)
+    return rows if least <= rows <= most else 0
+
+
+def _projected(problem: WeightProblem, count: int, *, rank: int | None, seed: int, show_progress: bool) -> Truncation:
+    """Eigenpairs of the curvature of projected outputs.
+
+    With P_i the leading left singular vectors of sqrt(w) J_i Omega, Omega random, the rows are B = (P_i^T sqrt(w) J_i) and the
+    eigenvectors V = B^T U L^(-1/2) with B B^T = U L U^T.
+    """
+    samples = problem.data.functions
+    roots = problem.weights.sqrt().to(problem.vector)
+    tangents = min(max(_TANGENTS, 5 * count // (4 * samples)), math.prod(roots.shape[-2:]))
+    gigabytes = 2 * count * problem.layout.size * problem.vector.element_size() / 1e9
+    description = f"curvature of {problem.layout.size:,} weights, {gigabytes:.1g} GB"
+    with tqdm(total=tangents + count, desc=description, unit="product", disable=not show_progress, leave=False) as bar:
+        directions = gaussian(tangents, problem.layout.size, generator=stream(seed, "tangents of outputs"), like=problem.vector)
+        directions *= problem.prior_std.to(directions)
+        moved = []
+        for piece in directions.split(problem.curvature.width):
+            moved.append(jacobian_vector_product(problem.curvature, problem.vector, piece) * roots)
+            bar.update(len(piece))
+        left, sizes, _ = torch.linalg.svd(torch.cat(moved).flatten(2).permute(1, 2, 0).to(torch.float64), full_matrices=False)
+        first = problem.data.first
+        all_sizes = sizes.new_zeros(samples, sizes.shape[1])  # of all processes
+        all_sizes[first : first + len(sizes)] = sizes
+        problem.data.summed(all_sizes)
+        is_kept = all_sizes >= all_sizes.flatten().kthvalue(all_sizes.numel() - count + 1).values
+        projections = [
+            columns[:, kept].mT.unflatten(1, roots.shape[-2:]).to(roots)
+            for columns, kept in zip(left, is_kept[first : first + len(sizes)], strict=True)
+        ]
+        rows = roots.new_zeros(int(is_kept.sum()), problem.layout.size)
+        start = int(is_kept[:first].sum())
+        for piece in problem.rows(probes=projections)():
+            rows[start : start + len(piece)] = piece
+            start += len(piece)
+            bar.update(len(piece))
+    if problem.data.is_sharded:
+        rows = problem.data.summed(rows.to(torch.float64)).to(rows)
+    values, mixing = torch.linalg.eigh(gram(rows).cpu())
+    values, mixing = values.flip(0), mixing.flip(1)
+    accuracy = max(torch.finfo(rows.dtype).eps ** 1.5, _ROUNDING * torch.finfo(torch.float64).eps) * float(values[0])
+    is_complete = count == samples * math.prod(roots.shape[-2:])
+    # Smaller eigenvalues have eigenvectors that are not orthonormal, which probes must be deflated by.
+    is_resolved = values > (accuracy if is_complete else max(accuracy, 1e-12 * float(values[0])))
+    values, mixing = values[is_resolved], mixing[:, is_resolved]
+    vectors = rows.mT @ (mixing * values.rsqrt()).to(rows)
+    del rows
+    pairs = Eigenpairs(
+        values=values.to(vectors.device),
+        vectors=vectors,
+        residuals=torch.zeros_like(values),
+        next_value=0.0 if is_complete or len(values) == problem.layout.size else accuracy,
+        is_converged=True,
+        products=tangents + count,
+    )
+    result = _learn(problem, problem.single_product, pairs, seed=seed, most_hidden=math.inf, probes=_PROBES // 2)
+    result = replace(result, hidden=accuracy)
+    rank = min(rank, len(values)) if rank is not None else max(1, int((result.ratios > _NEGLIGIBLE).sum()))
+    kept = replace(
+        pairs,
+        values=pairs.values[:rank],
+        vectors=pairs.vectors[:, :rank],
+        next_value=max([*pairs.values[rank : rank + 1].tolist(), 0.0]),
+    )
+    lost, bias = (0.0, 0.0) if is_complete else _lost(problem, pairs, result, seed=seed)
+    return replace(result, pairs=kept, lost=lost, bias=bias)
+
+
+@torch.no_grad()
+def _lost(problem: WeightProblem, pairs: Eigenpairs, learned: Truncation, *, seed: int) -> tuple[float, float]:
+    """Largest eigenvalue of C^(1/2) E C^(1/2) by power iteration, and tr(V^T C E V) / 2.
+
+    E = G - V L V^T is the omitted curvature and C = (V L V^T + noise * prior)^-1, so G + noise * prior is at most the first
+    plus one times C^-1.
+    """
+    threshold, span = learned.noise_scale * learned.scale, pairs.vectors
+    factors = (1.0 + pairs.values / threshold).rsqrt().to(span)
+
+    def sharpened(rows: Tensor) -> Tensor:
+        return rows + ((rows @ span) * (factors - 1.0)) @ span.mT
+
+    def omitted(rows: Tensor) -> Tensor:
+        rows = sharpened(rows)
+        images = problem.single_product(rows) - ((rows @ span) * pairs.values.to(span)) @ span.mT
+        return sharpened(images / threshold)
+
+    latents = gaussian(4, len(factors), generator=stream(seed, "omitted curvature"), like=span)
+    images = omitted(latents @ span.mT)
+    trace = float((latents * (images @ span)).sum(1).mean())
+    for _ in range(3):
+        images = omitted(orthonormal(images))
+    return float(torch.linalg.matrix_norm(images, 2)), max(0.5 * trace, 0.0)
 
 
 def truncate(
@@ -255,7 +389,9 @@ def _expect(bar: tqdm[None], more: int) -> None:
     bar.refresh()
 
 
-def _learn(problem: WeightProblem, product: Map, pairs: Eigenpairs, *, seed: int, most_hidden: float) -> Truncation:
+def _learn(
+    problem: WeightProblem, product: Map, pairs: Eigenpairs, *, seed: int, most_hidden: float, probes: int = _PROBES
+) -> Truncation:
     """Learn the free hyper-parameters, with the spectral measure of omitted directions."""
     left = problem.layout.size - len(pairs.values)
     if left == 0 or pairs.next_value <= 0:
@@ -278,7 +414,7 @@ def _learn(problem: WeightProblem, product: Map, pairs: Eigenpairs, *, seed: int
     rest = spectral_density(
         product,
         problem.layout.size,
-        probes=_PROBES,
+        probes=probes,
         steps=min(_STEPS, left),
         seed=seed,
         deflate=pairs,
