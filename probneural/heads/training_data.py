@@ -260,13 +260,24 @@ def recorded(fit: FitMethod) -> FitMethod:
     @functools.wraps(fit)
     def fitted(head: Any, operator: Any, data: Any) -> Predictor:
         predictor = fit(head, operator, data)
-        keys = row_keys(data, with_inputs=True)
+        keys = _row_keys(data)
         new, old = record_of(data, keys=keys), operator_record(operator)
         if getattr(head, "train", None) is None:
             _warn_of_training(operator, old, new, keys=keys[:, :-1])
         return with_records(predictor, old, new)
 
     return typing.cast(FitMethod, fitted)
+
+
+def _row_keys(data: Dataset) -> Tensor:
+    """The row keys of all pairs, of which each process reads its own."""
+    own = own_rows(len(data))
+    if len(own) == len(data):
+        return row_keys(data, with_inputs=True)
+    local = row_keys(data.subset(torch.arange(own.start, own.stop)), with_inputs=True)
+    keys = local.new_zeros(len(data), local.shape[1])
+    keys[own.start : own.stop] = local
+    return sum_over_processes(keys)
 
 
 def _warn_of_training(operator: object, old: TrainingRecord | None, new: TrainingRecord, *, keys: Tensor) -> None:
