@@ -113,7 +113,7 @@ def digest(*tensors: Tensor) -> str:
         total.update(str(tuple(tensor.shape)).encode())
         for part in tensor.detach().flatten().split(_HASHED):
             array = part.to("cpu", torch.float64) if part.is_floating_point() else part.cpu()
-            total.update(array.numpy().data)
+            total.update(array.contiguous().numpy().data)
     return total.hexdigest()
 
 
