@@ -81,7 +81,8 @@ class JacobianRoot(Root):
         recorded: Functionals, updates and scales, with as many factors as the output has channels.
 
     Attributes:
-        rows_cache: Cache of rows for these inputs, shared with derived roots; None if it exceeds the memory budget.
+        rows_cache: Cache of rows for these inputs, shared with derived roots; None where no pass takes a row, or variances are
+            estimated.
     """
 
     operator: nn.Module
@@ -203,16 +204,16 @@ class JacobianRoot(Root):
         return min(channels * points, rank) <= self.variance_estimation.exact_passes
 
     def marginal(self, index: int) -> Root:
-        """The square marginal root of one sample, if its rows are cached."""
+        """The square marginal root of one sample, if passes take rows."""
         single = self.select(slice(index, index + 1))
         _, channels, points, rank = single.shape
-        if rank <= channels * points or not single.keeps_rows(channels * self.grid.size):
+        if rank < channels * points or not single.keeps_rows(channels * self.grid.size):
             return single
         if single.recorded.updates.updates:
             (first,) = single.singles()  # its updates have no axis of inputs
             return DenseRoot(narrowed(first.matrix_one()).unflatten(0, (channels, points))[None])
         assert single.rows_cache is not None
-        (narrow,) = single.rows_cache.narrow(single.formed_rows())
+        (narrow,) = single.rows_cache.narrow(single.formed_rows)
         values = single.recorded.values(narrow.mT.unflatten(1, (channels, *self.grid.shape)))
         return DenseRoot(values.movedim(0, -1)[None])
 
@@ -313,7 +314,7 @@ class JacobianRoot(Root):
             squares = torch.stack([self.product_one(piece).square().sum(0) for piece in unit.split(chunk)]).sum(0)
             return squares, torch.zeros_like(squares)
         if self.is_exact and self.keeps_rows(channels * points):
-            squares = self.matrix_one().square().sum(-1).unflatten(-1, shape)
+            squares = self.marginal(0).row_squares()[0].to(self.dtype)
             return squares, torch.zeros_like(squares)
         if self.is_exact:
             unit = torch.eye(channels * points, dtype=self.dtype, device=self.device).unflatten(-1, shape)

@@ -219,18 +219,18 @@ class KeptRows:
         tensors: Matrices of samples of the prediction, `(c * p, k)`, by number, as far as they are formed.
         narrow_tensors: Square matrices with the same Gram matrix, for marginals of one sample.
         numbers: Numbers of these samples.
+        holds_rows: Whether the matrices of all samples fit into the memory budget; the square ones always do.
     """
 
     tensors: dict[int, Tensor]
     narrow_tensors: dict[int, Tensor]
     numbers: tuple[int, ...]
+    holds_rows: bool
 
     @classmethod
-    def of(cls, functions: int, *, rows: int, rank: int) -> KeptRows | None:
-        """Storage for rows of a number of samples, or None if it exceeds the memory budget."""
-        if functions * rows * rank > _LARGEST_KEPT:
-            return None
-        return cls({}, {}, tuple(range(functions)))
+    def of(cls, functions: int, *, rows: int, rank: int) -> KeptRows:
+        """Storage for rows of a number of samples."""
+        return cls({}, {}, tuple(range(functions)), functions * rows * rank <= _LARGEST_KEPT)
 
     def __getitem__(self, index: int | slice | Tensor) -> KeptRows:
         """Select samples; the cache is shared."""
@@ -244,14 +244,16 @@ class KeptRows:
 
     def form(self, make: Callable[[int], Tensor]) -> Sequence[Float[Tensor, "cp k"]]:
         """Return the matrices; missing ones are formed by `make(position)`."""
+        formed = []
         for position, number in enumerate(self.numbers):
-            if number not in self.tensors:
-                self.tensors[number] = make(position)
-        return [self.tensors[number] for number in self.numbers]
+            matrix = self.tensors[number] if number in self.tensors else make(position)
+            if self.holds_rows:
+                self.tensors[number] = matrix
+            formed.append(matrix)
+        return formed
 
-    def narrow(self, matrices: Sequence[Tensor]) -> Sequence[Float64[Tensor, "cp cp"]]:
-        """Return the narrow matrices; missing ones are formed from the others."""
-        for number, matrix in zip(self.numbers, matrices, strict=True):
-            if number not in self.narrow_tensors:
-                self.narrow_tensors[number] = narrowed(matrix)
+    def narrow(self, make: Callable[[], Sequence[Tensor]]) -> Sequence[Float64[Tensor, "cp cp"]]:
+        """Return the narrow matrices; missing ones are computed from the others."""
+        if not all(number in self.narrow_tensors for number in self.numbers):
+            self.narrow_tensors.update(zip(self.numbers, map(narrowed, make()), strict=True))
         return [self.narrow_tensors[number] for number in self.numbers]

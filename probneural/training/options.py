@@ -228,8 +228,7 @@ class RunOptions:
             exists; `Checkpoint(path, seconds=..., steps=...)` sets the intervals.
         callbacks: Callbacks and loggers, in the order in which they are called.
         compile: Whether `torch.compile` compiles the operator for the training, on CUDA with CUDA graphs where a step is one
-            forward pass. It changes rounding, and takes a minute or two. None: by measurement, on one GPU, if ten minutes of
-            training remain after two epochs; the operator stays compiled if epochs are then faster.
+            forward pass. It changes rounding, and takes a minute or two.
 
     Raises:
         ArgumentError: If the device does not exist, the checkpoint is not a path, a callback is not a `Callback`, or `compile`
@@ -243,7 +242,7 @@ class RunOptions:
     device: str | torch.device | None = None
     checkpoint: str | os.PathLike[str] | Checkpoint | None = None
     callbacks: Sequence[Callback] = ()
-    compile: bool | None = False
+    compile: bool = False
 
     def __post_init__(self) -> None:
         """Check the checkpoint and the callbacks."""
@@ -255,8 +254,7 @@ class RunOptions:
             check_instance(callback, Callback, "each of callbacks", remedy=remedy, error=ArgumentError)
         if self.device is not None:
             check_device(self.device)
-        if self.compile is not None:
-            assign(self, compile=check_flag(self.compile, "compile"))
+        assign(self, compile=check_flag(self.compile, "compile"))
         is_path = self.checkpoint is not None and not isinstance(self.checkpoint, Checkpoint)
         assign(self, callbacks=callbacks, checkpoint=Checkpoint(self.checkpoint) if is_path else self.checkpoint)  # type: ignore[arg-type]
 

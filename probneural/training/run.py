@@ -128,10 +128,6 @@ def _checked(value: object) -> Tensor:
     return value
 
 
-_MEASURED = ("cuda",)
-"""Devices on which compilation is chosen by measured times."""
-_WORTH_COMPILING = 600.0
-"""Remaining seconds of a training from which compilation, of a minute or two, is tried."""
 _MUCH_WORSE = 3.0
 """Largest ratio of the final to the initial loss without a warning."""
 
@@ -207,42 +203,22 @@ class Run:
         self.schedule = optimizers.make_schedule(self.optimizer, steps=plan.epochs * self.steps, options=options)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=options.precision == "float16")
         self.best: dict[str, Tensor] = {}
-        self.timed: list[float] | None = None
         self.objective: nn.Module = Objective(operator, plan.loss, precision=options.precision, unroll=plan.unroll)
         if world_size() > 1:
             self.objective = DistributedDataParallel(self.objective, find_unused_parameters=True)
 
     @contextlib.contextmanager
-    def compiled(self, compiles: bool | None) -> Iterator[None]:
-        """Compile the operator meanwhile; None: if measured times say so. One that is compiled already remains as it is."""
-        before = self.operator._compiled_call_impl
-        if before is None and compiles:
-            self._compile()
-        elif before is None and compiles is None and self.device.type in _MEASURED and world_size() == 1:
-            self.timed = []
+    def compiled(self, compiles: bool) -> Iterator[None]:
+        """Compile the operator meanwhile; CUDA graphs reuse the memory of gradients, so they need steps of one forward pass."""
+        before, options = self.operator._compiled_call_impl, self.plan.optimization
+        is_one_pass = self.plan.unroll is None and self._judge.balance is None and options.accumulation == 1
+        has_graphs = self.device.type == "cuda" and is_one_pass and options.optimizer != "lbfgs"
+        if compiles and before is None:  # one that is compiled already remains as it is
+            self.operator.compile(mode="reduce-overhead" if has_graphs else "default")
         try:
             yield
         finally:
             self.operator._compiled_call_impl = before
-
-    def _compile(self) -> None:
-        """Compile; CUDA graphs reuse the memory of outputs and gradients, so they need steps of one forward pass."""
-        options, is_one_pass = self.plan.optimization, self.plan.unroll is None and self._judge.balance is None
-        has_graphs = self.device.type == "cuda" and is_one_pass and options.accumulation == 1 and options.optimizer != "lbfgs"
-        self.operator.compile(mode="reduce-overhead" if has_graphs else "default")
-
-    def _choose(self) -> None:
-        """Compile after two epochs if long ones remain, and keep it if the fourth epoch is faster than the second.
-
-        The first epoch starts the device, and the third one compiles.
-        """
-        if self.timed is None:
-            return
-        self.timed.append(self.seconds[-1])
-        if len(self.timed) == 2 and self.timed[1] * (self.plan.epochs - len(self.losses)) > _WORTH_COMPILING:
-            self._compile()
-        elif len(self.timed) == 4 and self.timed[3] > self.timed[1]:
-            self.operator._compiled_call_impl = None
 
     @property
     def has_ended(self) -> bool:
@@ -283,7 +259,6 @@ class Run:
         if self._judge.balance is not None:
             self.weights.append(self._judge.balance.weights)
         self.seconds.append(time.perf_counter() - self.started)
-        self._choose()
         self.step, self.elapsed = 0, 0.0
         self.total = torch.zeros((), dtype=torch.float64, device="cpu")
         if watched is not None:

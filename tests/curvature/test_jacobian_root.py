@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -156,8 +157,13 @@ def test_rows_that_take_too_much_memory_are_not_kept(monkeypatch: pytest.MonkeyP
     import probneural.curvature.rows as module
 
     monkeypatch.setattr(module, "_LARGEST_KEPT", 100)
-    assert KeptRows.of(2, rows=5, rank=10) is not None
-    assert KeptRows.of(2, rows=5, rank=11) is None
+    for rank, is_held in ((10, True), (11, False)):
+        kept = KeptRows.of(2, rows=5, rank=rank)
+        formed = kept.form(lambda position: normal(5, rank, seed=position))  # noqa: B023
+        assert kept.are_formed == is_held
+        (narrow,) = kept[1:].narrow(partial(list, formed[1:]))
+        torch.testing.assert_close(narrow @ narrow.mT, formed[1] @ formed[1].mT)
+        assert kept[1:].narrow(lambda: pytest.fail("formed again"))[0] is narrow
 
 
 @EVERY

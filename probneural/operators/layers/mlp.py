@@ -71,12 +71,11 @@ class MLP(nn.Module):
 
     def forward(self, values: Float[Tensor, "m in"]) -> Float[Tensor, "m out"]:
         """Map `(m, in_features)` to `(m, out_features)`, on a CPU in blocks of rows that its cache holds."""
-        rows = len(values)
-        if values.device.type == "cpu" and not torch.compiler.is_compiling() and not is_hooked(*self.layers):
-            rows = max(1, torch.get_num_threads() * _BLOCK // (self.width * values.element_size()))
-        if len(values) <= rows:
+        if values.device.type != "cpu" or torch.compiler.is_compiling() or is_hooked(*self.layers):
             return self._evaluated(values)
-        return torch.cat([self._evaluated(block) for block in values.split(rows)])
+        rows = max(1, torch.get_num_threads() * _BLOCK // (self.width * values.element_size()))
+        parts = [self._evaluated(block) for block in values.split(rows)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _evaluated(self, values: Float[Tensor, "m in"]) -> Float[Tensor, "m out"]:
         hidden: Tensor = self.layers[0](values)

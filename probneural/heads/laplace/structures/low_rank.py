@@ -276,7 +276,7 @@ def _projected(problem: WeightProblem, count: int, *, rank: int | None, seed: in
     kept = replace(
         pairs,
         values=pairs.values[:rank],
-        vectors=pairs.vectors[:, :rank],
+        vectors=pairs.vectors[:, :rank].contiguous(),  # as files hold them, for equal bits
         next_value=max([*pairs.values[rank : rank + 1].tolist(), 0.0]),
     )
     lost, bias = (0.0, 0.0) if is_complete else _lost(problem, pairs, result, seed=seed)
