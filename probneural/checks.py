@@ -345,12 +345,7 @@ def real_tensor(
 
 
 def cast(
-    values: Tensor,
-    dtype: torch.dtype,
-    name: str,
-    *,
-    dims: tuple[int, ...] = (),
-    error: type[ProbneuralError] = DataError,
+    values: Tensor, dtype: torch.dtype, name: str, *, dims: tuple[int, ...] = (), error: type[ProbneuralError] = DataError
 ) -> Tensor:
     """Convert to a dtype that may be narrower, without overflow or underflow.
 

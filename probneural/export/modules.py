@@ -81,9 +81,7 @@ def unsupported(thing: object) -> UnsupportedError:
     """The error for an object that cannot be exported."""
     got, remedy = _REASONS.get(type(thing), (type(thing).__name__, "export the operator, or the predictor it was made of"))
     return UnsupportedError(
-        expected="an nn.Module, or a predictor of a last layer or of weight samples, calibrated or not",
-        got=got,
-        remedy=remedy,
+        expected="an nn.Module, or a predictor of a last layer or of weight samples, calibrated or not", got=got, remedy=remedy
     )
 
 

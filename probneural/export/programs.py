@@ -325,13 +325,7 @@ _OUTPUT, _INNER = "output.", ".inner"
 """Temporary names of outputs until inner values of the same name are renamed; and the suffix of these."""
 
 
-def to_onnx(
-    thing: nn.Module | Predictor,
-    path: str | os.PathLike[str],
-    *,
-    example: Field,
-    query: Grid | None = None,
-) -> None:
+def to_onnx(thing: nn.Module | Predictor, path: str | os.PathLike[str], *, example: Field, query: Grid | None = None) -> None:
     """Write an operator, or moments and band of a predictor, as an ONNX file.
 
     The file has one input, `values` `(n, c, *grid)` for any n, on the grid of the example. Of an operator it has the output

@@ -140,12 +140,7 @@ def _linearised(problem: InverseModel, z: Float64[Tensor, "t n d"]) -> _Linearis
 
 
 def _polished(
-    problem: InverseModel,
-    z: Float64[Tensor, "t 1 d"],
-    triangle: Float64[Tensor, "t d d"],
-    *,
-    iterations: int,
-    tolerance: float,
+    problem: InverseModel, z: Float64[Tensor, "t 1 d"], triangle: Float64[Tensor, "t d d"], *, iterations: int, tolerance: float
 ) -> tuple[Float64[Tensor, "t 1 d"], int]:
     """L-BFGS steps of all targets together, in coordinates in which I + J^T S^-1 J = triangle triangle^T is I."""
 

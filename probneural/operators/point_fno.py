@@ -45,11 +45,7 @@ class QuadratureConv(FrequencyMixing):
     """
 
     def forward(
-        self,
-        values: Float[Tensor, "n in p"],
-        *,
-        analysis: Float[Tensor, "b p k2"],
-        synthesis: Float[Tensor, "b2 q k2"],
+        self, values: Float[Tensor, "n in p"], *, analysis: Float[Tensor, "b p k2"], synthesis: Float[Tensor, "b2 q k2"]
     ) -> Float[Tensor, "n out q"]:
         """Convolve.
 

@@ -36,17 +36,7 @@ from probneural.physics.derivatives import (
 from probneural.registry import stored
 from probneural.settings import NotNegative, Positive, Settings
 
-__all__ = [
-    "AdvectionDiffusion",
-    "AllenCahn",
-    "Burgers",
-    "Darcy",
-    "Heat",
-    "Helmholtz",
-    "NavierStokes",
-    "Poisson",
-    "Wave",
-]
+__all__ = ["AdvectionDiffusion", "AllenCahn", "Burgers", "Darcy", "Heat", "Helmholtz", "NavierStokes", "Poisson", "Wave"]
 
 __dir__ = __all__.copy
 

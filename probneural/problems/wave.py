@@ -97,10 +97,7 @@ class Wave(Evolution, GaussianInputProblem):
         # sin(ωt)/ω is t at ω = 0: a mean velocity moves the mean.
         lift = self.time * torch.sinc(phase / math.pi)
         moved = torch.stack(
-            [
-                phase.cos() * displacement + lift * velocity,
-                phase.cos() * velocity - frequencies * phase.sin() * displacement,
-            ],
+            [phase.cos() * displacement + lift * velocity, phase.cos() * velocity - frequencies * phase.sin() * displacement],
             dim=1,
         )
         return self._synthesise(moved, grid)

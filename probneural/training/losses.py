@@ -14,15 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.checks import (
-    assign,
-    check_callable,
-    check_instance,
-    check_real,
-    check_sequence,
-    check_shape,
-    described,
-)
+from probneural.checks import assign, check_callable, check_instance, check_real, check_sequence, check_shape, described
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import Field, check_field, power_of_two
 from probneural.grids import Grid, check_grid

@@ -204,10 +204,7 @@ class ActiveLearner:
         if self.simulator is None:
             raise ArgumentError(expected="a simulator to run", got="None", remedy="use ask and tell, or construct with one")
         simulator = self.simulator.solve if isinstance(self.simulator, Problem) else self.simulator
-        with (
-            self._bar(rounds, labels) as bar,
-            contextlib.closing(WorkerPool(simulator, self.simulation)) as pool,
-        ):
+        with self._bar(rounds, labels) as bar, contextlib.closing(WorkerPool(simulator, self.simulation)) as pool:
             self._settle()
             while True:
                 self._show(bar)

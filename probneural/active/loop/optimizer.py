@@ -247,11 +247,7 @@ class Optimizer:
 
             targets = {"objective": GenericMCMultiOutputObjective(stacked), "ref_point": evaluations.reference_point}
         acquisition = self._acquisition(
-            model,
-            evaluations.designs,
-            constraints=[*self._constraints.values()] or None,
-            sampler=sampler,
-            **targets,
+            model, evaluations.designs, constraints=[*self._constraints.values()] or None, sampler=sampler, **targets
         )
         designs, _ = optimize_acqf(
             acquisition,

@@ -12,15 +12,7 @@ from typing import Any, Literal, TypedDict
 
 from torch import Tensor
 
-from probneural.active.simulation.store_files import (
-    FAILURES,
-    RESULTS,
-    SUFFIX,
-    DamagedError,
-    check_readable,
-    locked,
-    path_of,
-)
+from probneural.active.simulation.store_files import FAILURES, RESULTS, SUFFIX, DamagedError, check_readable, locked, path_of
 from probneural.checks import check_finite
 from probneural.errors import DataError, GridError, ProbneuralError
 from probneural.fields import Field

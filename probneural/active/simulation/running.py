@@ -50,11 +50,7 @@ class SimulationReport:
 
 
 def simulate(
-    simulator: Simulator,
-    inputs: Field,
-    *,
-    store: ResultStore,
-    options: SimulationOptions | None = None,
+    simulator: Simulator, inputs: Field, *, store: ResultStore, options: SimulationOptions | None = None
 ) -> SimulationReport:
     """Simulate the input functions without a stored result, and store each result before it is used.
 
@@ -118,13 +114,7 @@ def simulate(
         return simulate_in(pool, inputs, store=store, options=options)
 
 
-def simulate_in(
-    pool: WorkerPool,
-    inputs: Field,
-    *,
-    store: ResultStore,
-    options: SimulationOptions,
-) -> SimulationReport:
+def simulate_in(pool: WorkerPool, inputs: Field, *, store: ResultStore, options: SimulationOptions) -> SimulationReport:
     """Run `simulate` in a pool that stays open."""
     if not isinstance(inputs, Field) or len(inputs) == 0:
         raise DataError(

@@ -11,12 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from torch import Tensor
 
-from probneural.active.simulation.result_files import (
-    function_key,
-    read_record,
-    write_failure,
-    write_result,
-)
+from probneural.active.simulation.result_files import function_key, read_record, write_failure, write_result
 from probneural.active.simulation.store_files import (
     DECISIONS,
     FAILURES,

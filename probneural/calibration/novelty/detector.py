@@ -95,12 +95,7 @@ class Novelty(Settings):
 
     @without_gradients()
     def fit(
-        self,
-        predictor: Predictor,
-        calibration: Dataset,
-        *,
-        reference: Dataset | None = None,
-        allow_training_data: bool = False,
+        self, predictor: Predictor, calibration: Dataset, *, reference: Dataset | None = None, allow_training_data: bool = False
     ) -> NoveltyDetector:
         """Fit scores, and rank those of calibration samples.
 

@@ -55,11 +55,7 @@ Part = tuple[Float64[Tensor, "n c *grid"], Float64[Tensor, "n c *grid"], Float64
 
 @torch.no_grad()
 def fit_local_scale(
-    parts: Callable[[], Iterator[Part]],
-    *,
-    groups: Int64[Tensor, " n"],
-    grid: Grid,
-    left_out: Bool[Tensor, " c"] | None = None,
+    parts: Callable[[], Iterator[Part]], *, groups: Int64[Tensor, " n"], grid: Grid, left_out: Bool[Tensor, " c"] | None = None
 ) -> LocalScale | None:
     """Fit the pointwise factor of variances by maximum likelihood.
 

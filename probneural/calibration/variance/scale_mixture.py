@@ -107,10 +107,7 @@ class ScaleMixture(Settings):
         inner = predictor.inner if isinstance(predictor, ScaleMixturePredictor) else predictor
         logs, every, rounded = self._log_densities(inner, calibration)
         if rounded > MOSTLY:
-            warn(
-                f"{rounded:.0%} of the predicted deviations are rounding errors: the scale stays 1",
-                DataWarning,
-            )
+            warn(f"{rounded:.0%} of the predicted deviations are rounding errors: the scale stays 1", DataWarning)
         weights = stacking_weights(every, torch.full((len(every),), 1.0 / len(every), dtype=torch.float64))
         has_weight = weights > _LEAST
         return ScaleMixturePredictor(
@@ -220,12 +217,7 @@ class ScaleMixturePredictor(Calibrated):
     """
 
     def __init__(
-        self,
-        inner: Predictor,
-        scales: Float[Tensor, " k"],
-        *,
-        weights: Float[Tensor, " k"],
-        calibrated_on: Int64[Tensor, " n"],
+        self, inner: Predictor, scales: Float[Tensor, " k"], *, weights: Float[Tensor, " k"], calibrated_on: Int64[Tensor, " n"]
     ) -> None:
         self.scales = checked_scales(scales)
         self.weights = checked_weights(weights, len(self.scales)).cpu()

@@ -162,11 +162,7 @@ class VarianceScale(Settings):
         return scaled(decomposition=replace(decomposition, variance=scale.new_tensor(variance)))
 
     def _scales(
-        self,
-        predicted: CalibrationPredictions,
-        *,
-        field_variance: Float64[Tensor, " c"],
-        noise: Float64[Tensor, " c"],
+        self, predicted: CalibrationPredictions, *, field_variance: Float64[Tensor, " c"], noise: Float64[Tensor, " c"]
     ) -> tuple[Float64[Tensor, " c"], Float64[Tensor, " c"]]:
         """Most likely a and b/a; 1 in channels where all errors and deviations are rounding errors."""
         ratios = self._ratios(field_variance, noise)

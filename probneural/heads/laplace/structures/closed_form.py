@@ -48,11 +48,7 @@ class Kronecker(Structure):
         """
         rows = problem.rows(probes=self.probes, seed=seed, show_progress=show_progress)
         factors = kronecker(
-            problem.layout,
-            problem.operator,
-            rows=rows,
-            prior_std=problem.prior_std,
-            summed=problem.data.summed,
+            problem.layout, problem.operator, rows=rows, prior_std=problem.prior_std, summed=problem.data.summed
         )
         each = math.prod(problem.weights.shape[-2:]) if self.probes is None else self.probes
         present, groups = torch.unique(factors.layers, return_inverse=True)
@@ -63,10 +59,7 @@ class Kronecker(Structure):
             noise=learned.noise,
             prior_precision=learned.prior_precision,
             log_evidence=learned.log_evidence,
-            report={
-                "null_directions": float((factors.eigenvalues == 0).sum()),
-                "rows": float(problem.data.functions * each),
-            },
+            report={"null_directions": float((factors.eigenvalues == 0).sum()), "rows": float(problem.data.functions * each)},
         )
 
 
