@@ -362,6 +362,6 @@ def _narrow(root: Float64[Tensor, "p q"], residual: Float64[Tensor, " p"], white
     inverse = white.rsqrt()
     try:
         quadratic, log_determinant = by_gram(root * inverse[:, None], residual * inverse)
-    except torch.linalg.LinAlgError:
+    except RuntimeError:  # not positive definite
         return -math.inf
     return float(-0.5 * (quadratic + log_determinant + white.log().sum()))
