@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -84,14 +85,21 @@ def main(*, mode: str, output: Path) -> dict[str, Any]:
     """Run every case in a process of its own, with one thread."""
     small = mode == "small"
 
-    def rows() -> list[Row]:
+    def alone(work: Callable[..., list[Row]], sizes: Sequence[Any], name: str) -> list[Row]:
+        """Rows of each size, each from a process of its own, for its peak memory."""
         found = []
-        for case in tqdm(cases(small=small), desc="chain", unit="case"):
-            with spawned(1) as pool:  # a process of its own, for its peak memory
-                found += pool.submit(measured, case).result()
+        for size in tqdm(sizes, desc=name, unit="case"):
+            with spawned(1) as pool:
+                found += pool.submit(work, size).result()
         return found
 
-    parts = sections.made_of(rows, {"stages": lambda rows: rows, "shares": shares})
+    parts = sections.made_of(
+        lambda: alone(measured, cases(small=small), "chain"), {"stages": lambda rows: rows, "shares": shares}
+    )
+    parts["inducing points"] = lambda: alone(
+        inducing, (300, 600) if small else (2_500, 5_000, 10_000, 20_000), "kernel operator"
+    )
+    parts["large grids"] = lambda: alone(large, (100, 200) if small else (25_000, 100_000), "large grids")
     return sections.write(
         "chain",
         parts,
@@ -134,6 +142,50 @@ def measured(case: Case) -> list[Row]:
     stage("draw", lambda: u.rsample((DRAWS,), seed=0), output=_bytes)
     stage("score", lambda: pn.metrics.score(u, test.outputs, noise=calibrated.noise))
     stage("acquisition", _acquisition(case.problem, predictor, test))
+    return rows
+
+
+def _timed(work: Callable[[], Any]) -> tuple[Any, float, float]:
+    """Result, CPU seconds, and peak memory in megabytes beyond what the process held."""
+    before, start = reset_peak_memory(), time.process_time()
+    result = work()
+    return result, time.process_time() - start, (peak_memory() - before) / 1e6
+
+
+def inducing(pairs: int) -> list[Row]:
+    """Fit of a kernel operator by inducing points: growth with the number of pairs."""
+    torch.set_num_threads(1)
+    problem = pn.problems.Burgers(viscosity=0.1)
+    train, test = (
+        problem.sample(count, resolution=128, seed=stream_seed(0, "inducing functions", part))
+        for part, count in enumerate((pairs, 200))
+    )
+    head = pn.heads.KernelOperator(inducing_points=min(2000, pairs // 2))
+    predictor, seconds, memory = _timed(lambda: head.fit(None, train))
+    scores = pn.metrics.score(predictor(test.inputs), test.outputs, noise=predictor.noise)
+    row = {"pairs": pairs, "seconds": seconds, "peak MB": memory}
+    return [row | {"relative L2": scores.relative_l2, "coverage": scores.coverage}]
+
+
+def large(points: int) -> list[Row]:
+    """Operators at many scattered points, and deviations of a last layer on a square grid of ten times as many."""
+    torch.set_num_threads(1)
+    generator = stream(0, "large grids")
+    grid = pn.Grid.scattered(torch.rand(points, 2, generator=generator, dtype=torch.float64))
+    values, rows = torch.randn(1, 1, points, generator=generator), []
+    operators = {
+        "PointFNO": pn.operators.PointFNO(1, 1, modes=(12, 12), seed=0),
+        "AttentionOperator, 128 latents": pn.operators.AttentionOperator(1, 1, dimension=2, latents=128, seed=0),
+    }
+    for name, operator in operators.items():
+        _, seconds, memory = _timed(lambda operator=operator: operator(values, grid=grid).square().mean().backward())
+        rows.append({"work": f"{name}, one step", "points": points, "seconds": seconds, "peak MB": memory})
+    side = math.isqrt(10 * points)
+    train = pn.problems.ShallowWater().sample(20, resolution=64, seed=stream_seed(0, "large grids"))
+    predictor = pn.heads.LastLayerLaplace().fit(fno(12, 12, epochs=1, width=32).build(train, seed=0), train)
+    query = pn.Grid.uniform((side, side))
+    _, seconds, memory = _timed(lambda: predictor(train.inputs[:1], query).standard_deviation)
+    rows.append({"work": "deviations of a last layer, 3 channels", "points": side**2, "seconds": seconds, "peak MB": memory})
     return rows
 
 

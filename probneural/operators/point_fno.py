@@ -21,6 +21,9 @@ from probneural.operators.layers.spectral import FrequencyMixing
 from probneural.pairs import Dataset
 from probneural.registry import stored
 
+_CHUNK_ELEMENTS = 2**23
+"""Values of waves per chunk of cells (32 MiB in float32)."""
+
 
 class QuadratureConv(FrequencyMixing):
     """A convolution with a band-limited kernel on any points x_j with quadrature weights w_j.
@@ -54,6 +57,8 @@ class QuadratureConv(FrequencyMixing):
             analysis: Weighted basis at the points: see [`FourierBasis.analysis`][probneural.operators.point_fno].
             synthesis: Basis at the points of the output.
         """
+        # One matrix product for all samples at the same points; a batch of one would be copied for each.
+        analysis, synthesis = (basis[0] if len(basis) == 1 else basis for basis in (analysis, synthesis))
         real, imaginary = (values @ analysis).chunk(2, dim=-1)  # c_k = real - i imaginary
         weight_real, weight_imaginary = self.weight.flatten(0, -4).unbind(-1)
         real_out = torch.einsum("nik,kio->nok", real, weight_real) + torch.einsum("nik,kio->nok", imaginary, weight_imaginary)
@@ -79,8 +84,8 @@ class FourierBasis:
 
     def synthesis(self, grid: Grid, like: Tensor) -> Float[Tensor, "b q k2"]:
         """Values of the basis at a grid's points, cosines first; frequencies of both signs of the last axis are joined."""
-        factors = torch.where(self.axes[-1] > 0, 2.0, 1.0).repeat(2 * math.prod(len(axis) for axis in self.axes[:-1]))
-        return self._waves(_of_samples(grid.points), like) * factors.to(like)
+        factors = torch.where(self.axes[-1] > 0, 2.0, 1.0).repeat(self._size // len(self.axes[-1]))
+        return self._waves(_of_samples(grid.points), like).mul_(factors.to(like))
 
     def analysis(self, grid: Grid, like: Tensor) -> Float[Tensor, "b p k2"]:
         """Weights of values at a grid's points in their Fourier coefficients on the box.
@@ -94,7 +99,7 @@ class FourierBasis:
         volume = self.lengths.prod()
         if grid.cells is None or grid.cells.shape[-1] != grid.dimension + 1:
             weights = _of_samples(grid.weights, axes=1) / volume
-            return self._waves(_of_samples(grid.points), like) * weights.to(like)[..., None]
+            return self._waves(_of_samples(grid.points), like).mul_(weights.to(like)[..., None])
         points, cells = _of_samples(grid.points), _of_samples(grid.cells)
         is_cell, corners = cells[..., 0] >= 0, cells.shape[-1]
         rows = torch.arange(len(points))[:, None, None]
@@ -102,14 +107,20 @@ class FourierBasis:
         volumes = torch.where(is_cell, simplex_volumes(vertices), 0.0) / volume / corners
         small = (corners + 1 - math.sqrt(corners + 1)) / (corners * (corners + 1))
         large = 1.0 - (corners - 1) * small
-        centre = vertices.sum(2, keepdim=True)
-        nodes = small * centre + (large - small) * vertices
-        waves = self._waves(nodes.flatten(1, 2), like).unflatten(1, nodes.shape[1:3]) * volumes.to(like)[..., None, None]
-        total = waves.sum(2, keepdim=True)
-        parts = small * total + (large - small) * waves  # (b, m, k, 2K): of each corner's value
-        flat = (rows * points.shape[1] + cells.clamp_min(0)).flatten().to(like.device)
-        gathered = torch.zeros(len(points) * points.shape[1], parts.shape[-1], dtype=like.dtype, device=like.device)
-        return gathered.index_add_(0, flat, parts.flatten(0, 2)).unflatten(0, points.shape[:2])
+        gathered = torch.zeros(len(points) * points.shape[1], self._size, dtype=like.dtype, device=like.device)
+        flat = rows * points.shape[1] + cells.clamp_min(0)
+        step = max(1, _CHUNK_ELEMENTS // (flat[:, :1].numel() * self._size))  # cells at a time
+        for corner, place, share in zip(vertices.split(step, 1), flat.split(step, 1), volumes.split(step, 1), strict=True):
+            nodes = small * corner.sum(2, keepdim=True) + (large - small) * corner
+            waves = self._waves(nodes.flatten(1, 2), like).unflatten(1, nodes.shape[1:3]) * share.to(like)[..., None, None]
+            parts = small * waves.sum(2, keepdim=True) + (large - small) * waves  # (b, m, k, 2K): of each corner's value
+            gathered.index_add_(0, place.flatten().to(like.device), parts.flatten(0, 2))
+        return gathered.unflatten(0, points.shape[:2])
+
+    @property
+    def _size(self) -> int:
+        """Number of cosines and sines."""
+        return 2 * math.prod(len(axis) for axis in self.axes)
 
     def _waves(self, points: Float64[Tensor, "b p d"], like: Tensor) -> Float[Tensor, "b p k2"]:
         """Cosines and sines of 2 pi k.x / L, as products of the exponentials along each axis."""
