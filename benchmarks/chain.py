@@ -125,9 +125,7 @@ def measured(case: Case) -> list[Row]:
     rows: list[Row] = []
 
     def stage(name: str, work: Callable[[], Any], *, output: Callable[[Any], int] | None = None) -> Any:
-        before, start = reset_peak_memory(), time.process_time()
-        result = work()
-        seconds, memory = time.process_time() - start, (peak_memory() - before) / 1e6
+        result, seconds, memory = _timed(work)
         epochs = EPOCHS if name == "train" else seconds / rows[0]["seconds"] * EPOCHS
         rows.append({"case": case.name, "stage": name, "seconds": seconds, "epochs": epochs, "peak MB": memory})
         rows[-1]["output MB"] = None if output is None else output(result) / 1e6
@@ -149,7 +147,7 @@ def _timed(work: Callable[[], Any]) -> tuple[Any, float, float]:
     """Result, CPU seconds, and peak memory in megabytes beyond what the process held."""
     before, start = reset_peak_memory(), time.process_time()
     result = work()
-    return result, time.process_time() - start, (peak_memory() - before) / 1e6
+    return result, time.process_time() - start, max(0, peak_memory() - before) / 1e6
 
 
 def inducing(pairs: int) -> list[Row]:

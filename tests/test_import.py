@@ -62,7 +62,7 @@ def test_import_leaves_out(package: str, loaded: set[str]) -> None:
 
 
 def test_unknown_names_are_no_attributes() -> None:
-    for name in ("Feild", "__main__", "_private"):
+    for name in {"Feild", "__main__", "_private"} - vars(probneural).keys():  # another test may import the program
         with pytest.raises(AttributeError, match=f"module 'probneural' has no attribute '{name}'"):
             getattr(probneural, name)
     assert probneural.__getattr__("storage") is importlib.import_module("probneural.storage")
