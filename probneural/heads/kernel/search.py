@@ -25,8 +25,6 @@ from probneural.heads.kernel.gaussian_processes import (
 
 SHAPE = 6
 """Hyper-parameters before the relevances: log length, exponent, log alpha, log linear variance, its exponent, log noise."""
-_FEW = 32
-"""Largest number of pairs for which the search goes on from every start."""
 _OUTPUTS = 4
 """Components of the outputs that the curvature is taken from; the others count as alike."""
 
@@ -470,8 +468,6 @@ class Search:
         # Local optima differ in the noise: the search goes on from the best of each first noise, and from that of `like`.
         kinds = [results[: -len(_STARTS)], results[-len(_STARTS) :: 2], results[1 - len(_STARTS) :: 2]]
         chosen = [min(kind, key=lambda result: result.value) for kind in kinds if kind]
-        if len(self.points) <= _FEW:  # relevances of few pairs have several optima, and cost little
-            chosen = results
         relevances = self.kernel != "linear"
         is_all = len(self.points) <= _PAIRS[1]
         size, iterations = (_LARGEST, self.iterations) if is_all else (_PAIRS[1], 20)
