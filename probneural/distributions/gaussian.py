@@ -175,8 +175,7 @@ class GaussianField(FieldDistribution):
                 for row, place in enumerate(places.tolist()):
                     root = self.discrepancy.select(slice(row, row + 1))
                     deviations[:, row] += root.product(discrepancy_latents[:, place])[:, 0].to(deviations)
-        deviations = deviations.reshape(*sample_shape, *self._mean.shape).to(self._mean)
-        return deviations.add_(self._mean) if deviations.is_leaf else self._mean + deviations
+        return self._mean + deviations.reshape(*sample_shape, *self._mean.shape).to(self._mean)
 
     def draw(self, seeds: Sequence[int], *, each: bool = False) -> Float[Tensor, "..."]:
         """Evaluate coherent draws, mean + root xi(seed) + discrepancy zeta(seed); see the base class."""

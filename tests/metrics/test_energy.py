@@ -57,6 +57,6 @@ def test_noise_is_observed_at_one_point(make: object) -> None:
 
 
 def test_distances_from_the_gram_matrix() -> None:
-    points = 1e3 + normal(2, 3, 20, 50, seed=8)
+    points = 1e6 + normal(2, 3, 20, 50, seed=8)  # far from 0, compared with their distances
     expected = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
     torch.testing.assert_close(_distances(points, may_be_equal=False), expected, rtol=1e-11, atol=1e-6)
