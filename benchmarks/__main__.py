@@ -192,7 +192,7 @@ COMMANDS = {
     "speed": Command(
         speed.main,
         "operators compared with neuraloperator's and DeepXDE's; minutes",
-        options={**DEVICE, "--part": {"choices": speed.PARTS, "help": "only this table"}},
+        options=DEVICE,
     ),
     "training": Command(
         training.main,

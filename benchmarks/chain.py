@@ -97,9 +97,9 @@ def main(*, mode: str, output: Path) -> dict[str, Any]:
         lambda: alone(measured, cases(small=small), "chain"), {"stages": lambda rows: rows, "shares": shares}
     )
     parts["inducing points"] = lambda: alone(
-        inducing, (300, 600) if small else (2_500, 5_000, 10_000, 20_000), "kernel operator"
+        with_inducing_points, (300, 600) if small else (2_500, 5_000, 10_000, 20_000), "kernel operator"
     )
-    parts["large grids"] = lambda: alone(large, (100, 200) if small else (25_000, 100_000), "large grids")
+    parts["large grids"] = lambda: alone(on_large_grids, (100, 200) if small else (25_000, 100_000), "large grids")
     return sections.write(
         "chain",
         parts,
@@ -150,7 +150,7 @@ def _timed(work: Callable[[], Any]) -> tuple[Any, float, float]:
     return result, time.process_time() - start, max(0, peak_memory() - before) / 1e6
 
 
-def inducing(pairs: int) -> list[Row]:
+def with_inducing_points(pairs: int) -> list[Row]:
     """Fit of a kernel operator by inducing points: growth with the number of pairs."""
     torch.set_num_threads(1)
     problem = pn.problems.Burgers(viscosity=0.1)
@@ -165,7 +165,7 @@ def inducing(pairs: int) -> list[Row]:
     return [row | {"relative L2": scores.relative_l2, "coverage": scores.coverage}]
 
 
-def large(points: int) -> list[Row]:
+def on_large_grids(points: int) -> list[Row]:
     """Operators at many scattered points, and deviations of a last layer on a square grid of ten times as many."""
     torch.set_num_threads(1)
     generator = stream(0, "large grids")

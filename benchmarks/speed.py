@@ -24,7 +24,6 @@ from benchmarks.workers import spawned
 from probneural.randomness import stream
 
 PEERS = ("neuraloperator", "deepxde")
-PARTS = ("fno", "deeponet", "members", "memory", "growth")
 ROUNDS = 11
 LONG = 1e10
 """Operations from which three rounds are enough."""
@@ -216,8 +215,8 @@ GROWTH = {
 """Sizes that grow by a factor of four from case to case, for modes the total number; others are constant."""
 
 
-def main(*, mode: str, output: Path, device: str = "cpu", part: str | None = None) -> dict[str, Any]:
-    """Run all parts, or one."""
+def main(*, mode: str, output: Path, device: str = "cpu") -> dict[str, Any]:
+    """Run all parts."""
     small = mode == "small"
     rounds = 2 if small else ROUNDS
     fourier, products = SMALL if small else (FOURIER if device == "cpu" else (*FOURIER, *LARGE), PRODUCTS)
@@ -233,14 +232,9 @@ def main(*, mode: str, output: Path, device: str = "cpu", part: str | None = Non
         parts["growth"] = lambda: [_growth(name, cases, device) for name, cases in GROWTH.items()]
     return sections.write(
         "speed",
-        {
-            name: parts[name]
-            for name in parts
-            if part in (None, name) and (name not in ("members", "memory") or device == "cpu")
-        },
+        {name: parts[name] for name in parts if name not in ("members", "memory") or device == "cpu"},
         mode=mode,
         output=output,
-        chosen={"part": part},
         device=device,
         peers=PEERS,
         notes=[

@@ -565,7 +565,7 @@ def joint_log_densities(
     return densities
 
 
-def density_sizes(u: GaussianField) -> Float64[Tensor, " n"]:
+def value_counts(u: GaussianField) -> Float64[Tensor, " n"]:
     """Number of values of each sample in its joint density: all but the padding."""
     points = u.grid.observed.sum(-1) if _is_padded(u.grid) else torch.full((len(u),), u.grid.size)
     return u.mean.shape[1] * points.to(torch.float64)

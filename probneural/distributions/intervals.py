@@ -19,7 +19,7 @@ from probneural.fields import Field
 from probneural.linear_algebra.conditioning import increment
 from probneural.linear_algebra.densities import (
     LOG_TWO_PI,
-    CommonModes,
+    FactoredModes,
     log_density,
     log_density_of_gram,
     log_density_without_noise,
@@ -287,7 +287,7 @@ class SharedModes:
 
     def __init__(self) -> None:
         self._ratio: Float64[Tensor, "c 1"] | None = None
-        self._modes: CommonModes | None = None
+        self._modes: FactoredModes | None = None
 
     def log_densities(
         self, root: Root | None, residuals: Float64[Tensor, "m cp"], *, noise: Float64[Tensor, " cp"]
@@ -303,7 +303,7 @@ class SharedModes:
         if self._ratio is None:
             self._ratio = ratio.mean(1, keepdim=True)
             if float(self._ratio.square().sum()) * root.shape[2] <= _LARGEST_TRACE:
-                self._modes = CommonModes(self._ratio[..., None] * root.second.modes.to(std))
+                self._modes = FactoredModes(self._ratio[..., None] * root.second.modes.to(std))
         if self._modes is None or not torch.allclose(ratio, self._ratio.expand_as(ratio), rtol=_EQUAL_RATIO, atol=0.0):
             return None
         whitened = root.first.dense()[0].to(std) / std[..., None]

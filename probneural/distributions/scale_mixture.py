@@ -12,7 +12,7 @@ from torch import Tensor
 
 from probneural.checks import check_instance, real_tensor
 from probneural.distributions.base import FieldDistribution, check_deviation_factors, held_variance, inherit, noise_variance
-from probneural.distributions.gaussian import GaussianField, around, checked_residual, density_sizes, joint_log_densities
+from probneural.distributions.gaussian import GaussianField, around, checked_residual, joint_log_densities, value_counts
 from probneural.distributions.intervals import check_probabilities, log_density_of_values, mixture_quantiles
 from probneural.distributions.mixture import MixtureField, checked_weights, choose
 from probneural.distributions.roots.base import root_sum_of_squares
@@ -149,7 +149,7 @@ class ScaleMixtureField(MixtureField):
         residual, count = checked_residual(self.field, values), torch.ones(())
         both = torch.stack([torch.zeros_like(residual), residual])
         if joint:
-            count = density_sizes(self.field)
+            count = value_counts(self.field)
             at_mean, at_values = joint_log_densities(self.field, both, noise=torch.zeros_like(residual))
         else:
             std = self.field.standard_deviation.to(residual)
@@ -195,17 +195,17 @@ class ScaleMixtureField(MixtureField):
         return inherit(self.field.scale(factors), self)
 
 
-def coupled(u: FieldDistribution) -> FieldDistribution:
+def with_shared_discrepancy(u: FieldDistribution) -> FieldDistribution:
     """Return a field whose samples share the latents of their discrepancy, if it is Gaussian or a scale mixture.
 
     Each sample keeps its distribution, and draws of all samples cost as many random numbers as those of one.
     """
     if isinstance(u, ScaleMixtureField):
-        return inherit(ScaleMixtureField(coupled(u.field), u.scales, weights=u.weights), u)  # type: ignore[arg-type]
+        return inherit(ScaleMixtureField(with_shared_discrepancy(u.field), u.scales, weights=u.weights), u)  # type: ignore[arg-type]
     if not isinstance(u, GaussianField) or u.discrepancy is None:
         return u
     root = SideBySideRoot(u.root, u.discrepancy)
-    return inherit(GaussianField(u.mean, root, latent=f"{u.latent.id}|coupled", grid=u.grid), u)
+    return inherit(GaussianField(u.mean, root, latent=f"{u.latent.id}|shared-discrepancy", grid=u.grid), u)
 
 
 def checked_scales(scales: Float[Tensor, " k"]) -> Float64[Tensor, " k"]:

@@ -169,7 +169,7 @@ def log_density_of_gram(
 
 
 @dataclass(frozen=True, eq=False)
-class CommonModes:
+class FactoredModes:
     """Covariance I + M M^T of whitened values, factored once for the log densities of many samples.
 
     Args:

@@ -14,7 +14,7 @@ from probneural.distributions.base import FieldDistribution, check_values, noise
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.latent import draw_stream
 from probneural.distributions.mixture import MixtureField
-from probneural.distributions.scale_mixture import ScaleMixtureField, coupled
+from probneural.distributions.scale_mixture import ScaleMixtureField, with_shared_discrepancy
 from probneural.errors import DataError, GridError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid
@@ -179,7 +179,7 @@ class RepeatedDraws:
         is_wide = isinstance(field, GaussianField) and field.latent.rank > size  # one sample then needs fewer random numbers
         together = 1
         if not joint and not is_wide:
-            u = coupled(u)
+            u = with_shared_discrepancy(u)
             together = max(1, _DRAWN_VALUES // (samples * count * size))  # products of several pieces share work
         step = 1 if is_wide and not joint else samples * together
         for start in range(0, len(u), step):

@@ -28,13 +28,6 @@ def test_operations_are_those_of_the_matrix_products(case: speed.Case) -> None:
     assert case.operations() == counter.get_total_flops() + unseen
 
 
-def test_one_part_alone_with_and_without_the_kept_trunk(tmp_path: Path) -> None:
-    written = speed.main(mode="small", output=tmp_path, part="deeponet")
-    assert (tmp_path / "speed-deeponet.json").exists()
-    assert list(written["sections"]) == ["deeponet"]
-    assert {"ours: forward (ms)", "uncached: forward (ms)", "ours: step (ms)"} < set(written["sections"]["deeponet"][0])
-
-
 def test_failed_tests_are_named(tmp_path: Path) -> None:
     marked = "import pytest\n\n@pytest.mark.gpu\n@pytest.mark.parametrize('value', [0, 1])\ndef test_it(value): assert value\n"
     (tmp_path / "test_it.py").write_text(marked)

@@ -11,12 +11,12 @@ from torch import Tensor
 from probneural.distributions import DenseRoot, GaussianField, MixtureField, ScaleMixtureField, intervals
 from probneural.distributions.roots.modulated import DiagonalRoot, ModulatedRoot
 from probneural.distributions.roots.sums import SideBySideRoot
-from probneural.distributions.scale_mixture import coupled
+from probneural.distributions.scale_mixture import with_shared_discrepancy
 from probneural.errors import ArgumentError, ShapeError
 from probneural.fields import Field
 from probneural.functionals import Functional, integral, sensors, stack
 from probneural.grids import Grid
-from probneural.linear_algebra.densities import CommonModes
+from probneural.linear_algebra.densities import FactoredModes
 from probneural.metrics import compare, coverage, crps, interval_width, joint_nll, nll
 from tests.distributions.cases import normal
 
@@ -166,8 +166,8 @@ def with_modes(white: Tensor) -> GaussianField:
 def test_joint_densities_with_modes_in_common(is_common: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are those of dense covariances; the modes are factored once for all samples, scales and values."""
     factored: list[int] = []
-    monkeypatch.setattr(intervals, "CommonModes", lambda modes: CommonModes(modes) if factored.append(1) is None else None)
-    monkeypatch.setattr(CommonModes, "log_densities", counted := Counter(CommonModes.log_densities))
+    monkeypatch.setattr(intervals, "FactoredModes", lambda modes: FactoredModes(modes) if factored.append(1) is None else None)
+    monkeypatch.setattr(FactoredModes, "log_densities", counted := Counter(FactoredModes.log_densities))
     field, truth = (
         with_modes(0.3 * torch.ones(()) if is_common else 0.2 + normal("white", 3, 2, 24).abs()),
         normal("y", 3, 2, 24),
@@ -184,9 +184,9 @@ def test_joint_densities_with_modes_in_common(is_common: bool, monkeypatch: pyte
     torch.testing.assert_close(field.log_prob(truth), parts[1], rtol=1e-10, atol=0)
 
 
-def test_coupled_samples_keep_their_distributions() -> None:
+def test_samples_that_share_a_discrepancy_keep_their_distributions() -> None:
     field = ScaleMixtureField(with_modes(torch.tensor(0.3).double()), SCALES, weights=EACH)
-    shared = coupled(field)
+    shared = with_shared_discrepancy(field)
     assert shared.base_shape == field.marginal(1).base_shape
     numbers = normal("numbers", 50, *shared.base_shape)
     drawn = shared.rsample((50,), base_samples=numbers)

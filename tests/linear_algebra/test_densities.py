@@ -10,7 +10,7 @@ from probneural.linear_algebra import densities
 from probneural.linear_algebra.conditioning import condition_noisily
 from probneural.linear_algebra.densities import (
     _GRAM_TRACE,
-    CommonModes,
+    FactoredModes,
     _by_singular_values,
     log_density,
     log_density_of_gram,
@@ -156,4 +156,4 @@ def test_modes_in_common_of_channels_with_latents_of_their_own() -> None:
     covariance = torch.eye(60, dtype=torch.float64) + root.flatten(0, 1) @ root.flatten(0, 1).mT
     covariance += torch.block_diag(*(100.0 * modes @ modes.mT))
     expected = torch.distributions.MultivariateNormal(torch.zeros(60).double(), covariance).log_prob(residuals.flatten(1))
-    torch.testing.assert_close(CommonModes(10.0 * modes).log_densities(root, residuals), expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(FactoredModes(10.0 * modes).log_densities(root, residuals), expected, rtol=1e-12, atol=0)
