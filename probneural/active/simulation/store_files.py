@@ -197,7 +197,7 @@ def locked(folder: Path, name: str, *, wait: bool = True) -> Iterator[bool]:
         FileError: If the folder cannot be written to.
     """
     path = folder / LOCKS / name
-    lock = FileLock(path, timeout=-1 if wait else 0)
+    lock = FileLock(path, timeout=-1 if wait else 0, fallback_to_soft=False)  # a killed process would leave a soft lock behind
     try:
         lock.acquire()
     except Timeout:

@@ -367,11 +367,12 @@ def test_an_executors_own_troubles_are_reported(tmp_path):
     assert store.attempts(report.keys[0]) == 0
 
 
-def test_a_file_system_without_locks_ends_the_call_and_leaves_no_descriptor(tmp_path, monkeypatch):
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS])
+def test_a_file_system_without_locks_ends_the_call_and_leaves_no_descriptor(code, tmp_path, monkeypatch):
     store, descriptors = ResultStore(tmp_path), len(os.listdir("/proc/self/fd"))
 
     def refuse(*arguments: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
+        raise OSError(code, "No locks available")
 
     with monkeypatch.context() as patch, ThreadPoolExecutor(1) as executor:
         patch.setattr(fcntl, "flock", refuse)
