@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from probneural.checks import check_finite, check_instance, check_integer
+from probneural.checks import check_count, check_finite, check_instance, check_integer
 from probneural.contexts import Undisturbed, undisturbed
 from probneural.distributions import Predictor
-from probneural.errors import DataError, ShapeError
+from probneural.errors import DataError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid, check_grid
 from probneural.randomness import check_seed, stream
@@ -250,12 +250,8 @@ def candidates(pool: Field, count: int, *, seed: int, labelled: Field | None) ->
     check_finite(pool.values, "pool functions")
     if labelled is not None:
         check_finite(labelled.values, "labelled functions")
-        if labelled.channels != pool.channels:
-            raise ShapeError(
-                expected=f"labelled functions of {pool.channels} channels, as in the pool",
-                got=str(labelled.channels),
-                remedy="use one layout for both",
-            )
+        remedy = "use one layout for both"
+        check_count(labelled.channels, pool.channels, "channels of labelled functions, as in the pool", remedy=remedy)
     if not len(pool):
         raise DataError(expected="functions to choose from", got="nothing: the pool is empty", remedy="draw a pool")
     is_labelled = [False] * len(pool) if labelled is None or not len(labelled) else _is_labelled(pool, labelled).tolist()

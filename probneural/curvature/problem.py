@@ -211,12 +211,8 @@ class CurvatureProblem:
         if self.targets is None:
             return
         check_same_grid(self.targets.grid.unmasked, self.where.unmasked, "targets", remedy="pass their grid as grid=")
-        if len(self.targets) != len(self.inputs) or self.targets.channels != self.likelihood.channels:
-            raise ShapeError(
-                expected=f"{len(self.inputs)} targets of {self.likelihood.channels} channels",
-                got=f"{len(self.targets)} of {self.targets.channels}",
-                remedy="pair targets with inputs one to one, and give one precision per channel",
-            )
+        check_count(len(self.targets), len(self.inputs), "targets", remedy="pair targets with inputs one to one")
+        check_count(self.targets.channels, self.likelihood.channels, "channels of targets", remedy="give a precision for each")
 
     @property
     def where(self) -> Grid:

@@ -582,11 +582,7 @@ def gaussian_of(u: FieldDistribution) -> GaussianField:
         UnsupportedError: If it is no Gaussian or empirical field, and no mixture.
     """
     matched = u.moment_matched() if isinstance(u, EmpiricalField | MixtureField) else u
-    if not isinstance(matched, GaussianField):
-        raise UnsupportedError(
-            expected="a predictor of Gaussian or empirical fields", got=type(u).__name__, remedy="use EmpiricalField(samples)"
-        )
-    return matched
+    return check_instance(matched, GaussianField, "field", remedy="use EmpiricalField(samples)", error=UnsupportedError)
 
 
 def _times(root: Root, factors: Float[Tensor, "n c p"]) -> Root:

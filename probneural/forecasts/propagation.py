@@ -136,10 +136,7 @@ class Stepper:
         u = self.ensemble.predictor(inputs)
         if isinstance(u, EmpiricalField):
             u = u.moment_matched()
-        if not isinstance(u, GaussianField):
-            raise UnsupportedError(
-                expected="a predictor of Gaussian or empirical fields", got=type(u).__name__, remedy="use predictor.rollout"
-            )
+        u = check_instance(u, GaussianField, "field", remedy="use predictor.rollout", error=UnsupportedError)
         remedy = "a step leads from a grid to itself: fit it on such pairs"
         check_same_grid(u.grid, inputs.grid, "predictions, as inputs are,", remedy=remedy)
         return u if self.latent is None else u.under(self.latent)
@@ -326,8 +323,6 @@ def _gaussian(initial: FieldDistribution | None) -> GaussianField | None:
     """The initial distribution as a Gaussian field."""
     if isinstance(initial, EmpiricalField):
         return initial.moment_matched()
-    if initial is not None and not isinstance(initial, GaussianField):
-        raise ArgumentError(
-            expected="a Gaussian or an empirical field as initial", got=type(initial).__name__, remedy="state its covariance"
-        )
-    return initial
+    if initial is None:
+        return None
+    return check_instance(initial, GaussianField, "initial", remedy="state its covariance", error=ArgumentError)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_flag, check_integer
+from probneural.checks import check_flag, check_instance, check_integer
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.mixture import MixtureField
@@ -58,12 +58,9 @@ def crps(comparison: Comparison, *, is_fair: bool = False) -> Float64[Tensor, "n
         variances = torch.stack([variance.detach().to(truth) + comparison.noise for variance in u._component_variances()])
         shares = u.pointwise_weights.to(truth).expand_as(means)
         pointwise = gaussian_mixture_crps(means, truth, variances=variances, weights=shares)
-    elif isinstance(u, GaussianField):
-        pointwise = gaussian_crps(comparison.residual, comparison.variance)
     else:
-        raise UnsupportedError(
-            expected="a Gaussian or an empirical field, or a mixture", got=type(u).__name__, remedy="score an EmpiricalField"
-        )
+        check_instance(u, GaussianField, "field", remedy="score an EmpiricalField", error=UnsupportedError)
+        pointwise = gaussian_crps(comparison.residual, comparison.variance)
     return comparison.average(pointwise)
 
 
@@ -339,10 +336,8 @@ def joint_nll(comparison: Comparison) -> Float64[Tensor, " n"]:
     _check_density(comparison)
     u = comparison.distribution
     field = u.moment_matched() if isinstance(u, EmpiricalField) else u
-    if not isinstance(field, GaussianField | MixtureField):
-        raise UnsupportedError(
-            expected="a Gaussian or an empirical field, or a mixture", got=type(u).__name__, remedy="use the marginal score"
-        )
+    if not isinstance(field, MixtureField):
+        field = check_instance(field, GaussianField, "field", remedy="use the marginal score", error=UnsupportedError)
     if comparison.grid.is_masked and not field.grid.is_masked:
         return _observed_nll(comparison, field)
     points = comparison.grid.observed.flatten(-len(comparison.grid.shape)).sum(-1)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.checks import check_integer, check_real
+from probneural.checks import check_instance, check_integer, check_real
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.mixture import MixtureField
@@ -73,11 +73,8 @@ def pit(comparison: Comparison) -> Float64[Tensor, "n c *grid"]:
 
 def _member_pit(comparison: Comparison) -> Float64[Tensor, "n c *grid"]:
     """Probability integral transform of the weighted members, convolved with the noise."""
-    u = comparison.distribution
-    if not isinstance(u, EmpiricalField):
-        raise UnsupportedError(
-            expected="a Gaussian or an empirical field, or a mixture", got=type(u).__name__, remedy="use an EmpiricalField"
-        )
+    remedy = "use an EmpiricalField"
+    u = check_instance(comparison.distribution, EmpiricalField, "field", remedy=remedy, error=UnsupportedError)
     total = torch.zeros_like(comparison.truth)
     for weight, member in zip(u.weights, u.samples.detach(), strict=True):
         gap = comparison.truth - member.to(comparison.truth)

@@ -27,11 +27,20 @@ from probneural.active.botorch_models.conditioning import (
     roots_in_batches,
 )
 from probneural.active.botorch_models.posteriors import FieldPosterior, Measurements, MemberPosterior
-from probneural.checks import check_callable, check_finite, check_instance, check_integer, check_sequence
+from probneural.checks import (
+    check_callable,
+    check_count,
+    check_finite,
+    check_floating,
+    check_instance,
+    check_integer,
+    check_sequence,
+    check_shape,
+)
 from probneural.contexts import Undisturbed
 from probneural.distributions import EmpiricalField, GaussianField, Predictor
 from probneural.distributions.latent import in_separate_batches
-from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError
+from probneural.errors import ArgumentError, LatentError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.functionals import Functional
 from probneural.functionals.base import check_functional
@@ -263,12 +272,8 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
             ArgumentError: If the sampler is none, or the noise not positive.
             LatentError: As `posterior`.
         """
-        if not isinstance(sampler, MCSampler):
-            raise ArgumentError(
-                expected="a sampler of fantasies",
-                got=str(type(sampler)),
-                remedy="pass botorch.sampling.normal.SobolQMCNormalSampler(torch.Size([64]), seed=0)",
-            )
+        remedy = "pass botorch.sampling.normal.SobolQMCNormalSampler(torch.Size([64]), seed=0)"
+        check_instance(sampler, MCSampler, "sampler", remedy=remedy, error=ArgumentError)
         _check_designs(X)
         size = torch.Size([X.shape[-2], self.num_outputs])
         variance = check_noise(self.noise if observation_noise is None else observation_noise, size, X)
@@ -403,32 +408,14 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
 
 def encoded_inputs(encode: Callable[[Tensor], Field], designs: Float[Tensor, "n d"]) -> Field:
     """Inputs of designs, after a check that there is one for each."""
-    inputs = encode(designs)
-    if not isinstance(inputs, Field):
-        raise DataError(
-            expected="encode to return a Field", got=str(type(inputs)), remedy="wrap its tensor: pn.Field(values, grid)"
-        )
-    if len(inputs) != len(designs):
-        raise ShapeError(
-            expected=f"encode to return {len(designs)} fields for {len(designs)} designs",
-            got=str(len(inputs)),
-            remedy="encode maps (N, d) to a Field of N inputs",
-        )
+    inputs = check_instance(encode(designs), Field, "what encode returns", remedy="wrap its tensor: pn.Field(values, grid)")
+    check_count(len(inputs), len(designs), "fields from encode, one per design", remedy="map (N, d) to a Field of N inputs")
     return inputs
 
 
 def _check_designs(X: Tensor) -> None:
     """Raise a DataError or a ShapeError unless these are designs."""
-    if not isinstance(X, Tensor) or not X.is_floating_point():
-        raise DataError(
-            expected="designs as a floating point tensor",
-            got=str(X.dtype if isinstance(X, Tensor) else type(X)),
-            remedy="pass torch.as_tensor(designs, dtype=torch.double)",
-        )
-    if X.ndim < 2:
-        raise ShapeError(
-            expected="designs of shape b x q x d", got=str(tuple(X.shape)), remedy="one design of d numbers is design[None]"
-        )
+    check_shape(check_floating(X, "designs"), "designs", "...", "q", "d", remedy="one design of d numbers is design[None]")
 
 
 def _transformed(posterior: FieldPosterior | MemberPosterior, transform: PosteriorTransform, X: Tensor) -> Posterior:

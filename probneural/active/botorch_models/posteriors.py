@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probneural.active.botorch_models.conditioning import check_noise, design_factor, triangular
-from probneural.checks import check_floating
+from probneural.checks import check_floating, check_shape
 from probneural.contexts import Undisturbed
 from probneural.errors import ArgumentError, ShapeError, UnsupportedError
 
@@ -161,12 +161,8 @@ class FieldPosterior(TensorPosterior):
         Raises:
             ShapeError: If the base samples have another shape.
         """
-        if base_samples.shape != sample_shape + self.base_sample_shape:
-            raise ShapeError(
-                expected=f"base samples of shape {tuple(sample_shape + self.base_sample_shape)}",
-                got=str(tuple(base_samples.shape)),
-                remedy="one latent vector per draw serves all designs; take the sampler that botorch's get_sampler returns",
-            )
+        remedy = "one latent vector per draw serves all designs; take the sampler that botorch's get_sampler returns"
+        check_shape(base_samples, "base samples", *sample_shape, *self.base_sample_shape, remedy=remedy)
         latents, errors = base_samples.to(self.root).split(
             [self.root.shape[-1], base_samples.shape[-1] - self.root.shape[-1]], dim=-1
         )
@@ -338,12 +334,8 @@ class Measurements(TensorPosterior):
         Raises:
             ShapeError: If the base samples have another shape.
         """
-        if base_samples.shape != sample_shape + self.mean.shape:
-            raise ShapeError(
-                expected=f"base samples of shape {tuple(sample_shape + self.mean.shape)}",
-                got=str(tuple(base_samples.shape)),
-                remedy="fantasies of a Gaussian model take one of botorch's normal samplers",
-            )
+        remedy = "fantasies of a Gaussian model take one of botorch's normal samplers"
+        check_shape(base_samples, "base samples", *sample_shape, *self.mean.shape, remedy=remedy)
         flat = base_samples.to(self.triangle).flatten(-2)[..., None]
         deviation = (self.triangle @ flat)[..., 0].unflatten(-1, self.mean.shape[-2:])
         return self.mean + deviation.to(self.mean)
@@ -363,10 +355,5 @@ def _expanded(noise: Tensor, mean: Tensor) -> Tensor:
 
 def _check_weights(weights: Tensor, values: Tensor) -> Tensor:
     """Return the weights of a posterior transform in the values' dtype, or raise a ShapeError."""
-    if weights.shape != values.shape[-1:]:
-        raise ShapeError(
-            expected=f"one weight for each of {values.shape[-1]} outputs",
-            got=f"shape {tuple(weights.shape)}",
-            remedy="the outputs are the functional's values, channel by channel",
-        )
+    check_shape(weights, "weights", values.shape[-1], remedy="the outputs are the functional's values, channel by channel")
     return weights.to(values)

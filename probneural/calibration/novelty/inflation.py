@@ -15,6 +15,7 @@ from torch import Tensor
 from probneural.calibration.novelty.detector import Novelty, NoveltyDetector, NoveltyMeasure, divided, fitted_detector
 from probneural.calibration.novelty.scores import log_score
 from probneural.calibration.predictions import CHUNK_VALUES, are_rounding, check_pairs, distributions, moments, untrained_keys
+from probneural.checks import check_instance
 from probneural.contexts import without_gradients
 from probneural.distributions.base import FieldDistribution, inherit
 from probneural.distributions.empirical import EmpiricalField
@@ -200,12 +201,7 @@ class InflatedPredictor(Calibrated):
             return MixtureField([field for field in fields if isinstance(field, GaussianField)], u.weights)
         if isinstance(u, EmpiricalField):
             return inherit(EmpiricalField(center + factors * (u.samples - center), u.weights, grid=u.grid), u)
-        if not isinstance(u, GaussianField):
-            raise UnsupportedError(
-                expected="a predictor of Gaussian or empirical fields, or of mixtures",
-                got=type(u).__name__,
-                remedy="wrap its samples as an EmpiricalField",
-            )
+        u = check_instance(u, GaussianField, "field", remedy="wrap its samples as an EmpiricalField", error=UnsupportedError)
         return GaussianField(
             mean,
             _inflated(u.root, factor),

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from probneural import atomic
 from probneural.arrays.reading import grid_attributes
-from probneural.checks import check_finite, check_integer, check_path, check_sequence, optional, real_tensor
+from probneural.checks import check_finite, check_integer, check_path, check_sequence, check_shape, optional, real_tensor
 from probneural.contexts import Undisturbed
 from probneural.distributions.base import index_grid, inherit_image
 from probneural.distributions.empirical import EmpiricalField, push_draws
-from probneural.errors import ArgumentError, FileError, ForecastError, ShapeError
+from probneural.errors import ArgumentError, FileError, ForecastError
 from probneural.functionals import Functional
 from probneural.functionals.base import check_functional
 from probneural.grids import Grid, check_unmasked
@@ -352,10 +352,5 @@ def _checked_weights(weights: Sequence[float] | Sequence[Sequence[float]] | Tens
 
 def _alike(first: Tensor, second: Tensor) -> Tensor:
     """The first, or a ShapeError if the second has another shape."""
-    if first.shape != second.shape:
-        raise ShapeError(
-            expected="functionals of equally many numbers at all leads",
-            got=f"{first.shape[-1]} and {second.shape[-1]}",
-            remedy="apply them one by one",
-        )
+    check_shape(second, "numbers at each lead", *first.shape, remedy="apply functionals of different sizes one by one")
     return first

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.checks import check_callable, check_choice, check_finite, check_instance, check_integer
+from probneural.checks import check_callable, check_choice, check_count, check_finite, check_instance, check_integer
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
@@ -277,9 +277,5 @@ def _check_alike(field: Field, start: Field, name: str, *, channels: int) -> Non
     """Raise an error unless a field has the start's grid and number of samples, and a number of channels."""
     if field.grid.shared != start.grid.shared:
         raise GridError(expected=f"{name} on the grid of the start, {start.grid!r}", got=repr(field.grid), remedy="resample it")
-    if (len(field), field.channels) != (len(start), channels):
-        raise ShapeError(
-            expected=f"{name} of {len(start)} samples and {channels} channels",
-            got=f"{len(field)} and {field.channels}",
-            remedy="one for each function of the start",
-        )
+    check_count(len(field), len(start), f"samples of {name}", remedy="one for each function of the start")
+    check_count(field.channels, channels, f"channels of {name}", remedy="choose those that the operator takes")

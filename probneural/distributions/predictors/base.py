@@ -363,10 +363,7 @@ class Predictor(Undisturbed, ABC):
     def _drawn(self, inputs: Field, query: Grid | None, seeds: Sequence[int], *, each: bool) -> Float[Tensor, "..."]:
         with undisturbed():
             field = self._predict([(inputs, None if query is None else query.shared)])[0]
-            if not isinstance(field, FieldDistribution):
-                raise UnsupportedError(
-                    expected="a predictor of field distributions", got=type(field).__name__, remedy="return one from _predict"
-                )
+            check_instance(field, FieldDistribution, "field", remedy="return one from _predict", error=UnsupportedError)
             field.source = field.source or self._key
             return field.draw(seeds, each=each)
 

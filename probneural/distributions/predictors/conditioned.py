@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.checks import check_finite, real_tensor
+from probneural.checks import check_finite, check_instance, real_tensor
 from probneural.distributions.base import FieldDistribution, check_values, noise_variance
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.latent import Latent
@@ -129,13 +129,8 @@ class ConditionedPredictor(Predictor):
 
 
 def _gaussian(u: FieldDistribution) -> GaussianField:
-    if not isinstance(u, GaussianField):
-        raise UnsupportedError(
-            expected="a predictor of Gaussian fields",
-            got=type(u).__name__,
-            remedy="calibrate it first: pn.calibration.VarianceScale makes Gaussian fields of ensembles and mixtures",
-        )
-    return u
+    remedy = "calibrate it first: pn.calibration.VarianceScale makes Gaussian fields of ensembles and mixtures"
+    return check_instance(u, GaussianField, "field", remedy=remedy, error=UnsupportedError)
 
 
 Predictor._conditioned = ConditionedPredictor.of_measurements

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.checks import check_instance, check_sequence, described
+from probneural.checks import check_count, check_instance, check_sequence, described
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
@@ -19,7 +19,7 @@ from probneural.distributions.mixture import LazyMixtureField, MixtureField, che
 from probneural.distributions.predictors.base import Predictor, check_domain, description
 from probneural.distributions.roots.modulated import DiagonalRoot
 from probneural.distributions.roots.sums import SideBySideRoot
-from probneural.errors import ArgumentError, DataError, GridError, ShapeError, UnsupportedError
+from probneural.errors import ArgumentError, DataError, GridError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs.provenance import joined_record
@@ -148,12 +148,9 @@ def checked_predictors(predictors: Sequence[Predictor]) -> tuple[Predictor, ...]
         check_instance(predictor, Predictor, "predictor", remedy=remedy)
     first = checked[0]
     for number, predictor in enumerate(checked[1:], 1):
-        if (predictor.in_channels, predictor.out_channels) != (first.in_channels, first.out_channels):
-            raise ShapeError(
-                expected=f"predictors from {first.in_channels} to {first.out_channels} channels",
-                got=f"number {number} from {predictor.in_channels} to {predictor.out_channels}",
-                remedy="fit all on data of the same problem",
-            )
+        remedy = "fit all on data of the same problem"
+        check_count(predictor.in_channels, first.in_channels, f"input channels of predictor {number}", remedy=remedy)
+        check_count(predictor.out_channels, first.out_channels, f"output channels of predictor {number}", remedy=remedy)
         try:
             check_domain(predictor.domain, first.domain)
         except GridError as error:
@@ -188,12 +185,7 @@ def _component(u: FieldDistribution, excess: Float64[Tensor, " c"], *, owner: Pr
         matched = u.moment_matched()  # its latent has one number per member, the same members in every call
         latent = Latent(id=owner._identity, rank=matched.latent.rank, source=owner._key)
         u = GaussianField(matched.mean, matched.root, latent=latent, grid=u.grid)
-    if not isinstance(u, GaussianField):
-        raise UnsupportedError(
-            expected="predictors of Gaussian or empirical fields, or of mixtures",
-            got=type(u).__name__,
-            remedy="wrap its samples as an EmpiricalField",
-        )
+    u = check_instance(u, GaussianField, "field", remedy="wrap its samples as an EmpiricalField", error=UnsupportedError)
     if not bool((excess > 0).any()):
         return u
     white = DiagonalRoot(excess.sqrt().to(u.mean)[:, None].expand(u.root.shape[:3]))
