@@ -16,7 +16,7 @@ from typing import Annotated, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from probneural.checks import assign, check_instance, check_integer, check_real, check_sequence, described
+from probneural.checks import assign, check_count, check_instance, check_integer, check_real, check_sequence, described
 from probneural.contexts import undisturbed
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field, check_field
@@ -166,8 +166,7 @@ class Transpose(Settings):
             raise GridError(expected=f"a grid whose axes can be permuted to {self.order}", got=repr(field.grid), remedy=remedy)
         values = field.values.permute(0, 1, *(2 + source for source in self.order))
         if self.channels is not None:
-            if len(self.channels) != field.channels:
-                raise ShapeError(expected=f"{len(self.channels)} channels", got=str(field.channels), remedy=_BY_SIDE)
+            check_count(field.channels, len(self.channels), "channels", remedy=_BY_SIDE)
             values = values[:, list(self.channels)]
         return Field(_signed(values, self.odd).contiguous(), field.grid)
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor, distributed
 
-from probneural.errors import ArgumentError
+from probneural.checks import check_integer
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -190,12 +190,8 @@ def own_device(device: torch.device) -> torch.device:
 
 def check_batch(batch_size: int) -> None:
     """Raise an ArgumentError if a batch has less than one pair for each process."""
-    if batch_size < world_size():
-        raise ArgumentError(
-            expected=f"a batch_size of at least {world_size()}, one pair for each process",
-            got=str(batch_size),
-            remedy="raise batch_size, which counts the pairs of all processes, or start fewer",
-        )
+    remedy = "raise batch_size, which counts the pairs of all processes, or start fewer"
+    check_integer(batch_size, "batch_size", least=world_size(), remedy=remedy)
 
 
 def summed(value: Tensor) -> Tensor:

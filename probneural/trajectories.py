@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from probneural.checks import assign, check_floating, check_integer, real_tensor
+from probneural.checks import assign, check_count, check_floating, check_integer, real_tensor
 from probneural.contexts import Undisturbed
 from probneural.errors import ArgumentError, DataError, DataWarning, ProbneuralError, ShapeError, warn
 from probneural.fields import Field, check_field, check_parts, select_rows
@@ -88,10 +88,8 @@ class FieldTrajectories(Undisturbed):
         if not all(torch.equal(part.times, trajectories[0].times) for part in trajectories):
             got = str([part.times.tolist() for part in trajectories])[:100]
             raise DataError(expected="trajectories at the same times", got=got, remedy="ask for the same times of each")
-        if len({part.channels for part in trajectories}) != 1:
-            raise ShapeError(
-                expected="equally many channels", got=str([part.channels for part in trajectories]), remedy="choose the same"
-            )
+        for part in trajectories:
+            check_count(part.channels, trajectories[0].channels, "channels of each part", remedy="choose the same")
         start = Field.cat([part.start for part in trajectories])
         clock = joined_clocks([part.clock for part in trajectories])
         return cls(start, torch.cat([part.values for part in trajectories]), times=trajectories[0].times, clock=clock)

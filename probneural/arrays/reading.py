@@ -13,8 +13,8 @@ from torch import Tensor
 
 from probneural.arrays.layouts import CHANNEL, SAMPLE, SINGLE, TIME, Layout, ambiguity_remedy, named_role, positional_layout
 from probneural.checks import as_array, described, optional
-from probneural.errors import ArgumentError, DataError, GridError, ShapeError
-from probneural.grids import Grid
+from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.grids import Grid, check_grid
 from probneural.grids.coordinates import grid_from_coordinates, recorded_grid, turned_points
 
 if TYPE_CHECKING:
@@ -450,8 +450,7 @@ def to_array(values: Tensor, grid: Grid, *, sample: str, channel: str, space: Se
     optional("xarray", "to_xarray", extra="xarray")
     import xarray
 
-    if not grid.is_uniform:
-        raise GridError(expected="a uniform grid", got=repr(grid), remedy="save scattered fields with pn.save")
+    check_grid(grid, uniform=True, remedy="save scattered fields with pn.save")
     attributes = grid_attributes(grid) | {"channel_dimension": channel}
     coordinates = {dim: axis.coordinates.numpy() for dim, axis in zip(space, grid.axes, strict=True)}
     array = grid.fill(values.detach().cpu(), float("nan")).numpy().copy()

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_counts, check_floating, check_shape, validated
+from probneural.checks import check_counts, check_floating, check_integer, check_positive, check_shape, validated
 from probneural.errors import ArgumentError, DataError
 from probneural.linear_algebra.symmetric_maps import Map, apply, gaussian, inner, orthonormal, row_norms
 from probneural.randomness import stream
@@ -129,11 +129,9 @@ def top_eigenpairs(
         >>> top_eigenpairs(lambda rows: rows * weights, 3, rank=2).values
         tensor([5.0000, 3.0000], dtype=torch.float64)
     """
-    check_counts(size=size, rank=rank, max_products=max_products)
-    if rank > size or not tolerance > 0:
-        raise ArgumentError(
-            expected=f"rank up to {size} and tolerance above 0", got=f"{rank} and {tolerance}", remedy="ask for fewer pairs"
-        )
+    check_counts(size=size, max_products=max_products)
+    check_integer(rank, "rank", most=size, remedy="ask for fewer pairs")
+    check_positive(tolerance, "tolerance")
     if start is not None:
         check_shape(start, "start", size, "k", remedy="one direction per column")
     if start is not None and not bool(start.isfinite().all()):

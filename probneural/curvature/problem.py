@@ -89,12 +89,9 @@ class QuadratureGaussian:
         Raises:
             ShapeError: If values and targets are not both `(n, c, p)`; they are not broadcast.
         """
-        if values.shape != targets.shape or values.shape[-self.weights.ndim :] != self.weights.shape:
-            raise ShapeError(
-                expected=f"values and targets (n, {self.channels}, {self.weights.shape[-1]})",
-                got=f"{tuple(values.shape)} and {tuple(targets.shape)}",
-                remedy="flatten the grid axes into one",
-            )
+        remedy = "flatten the grid axes into one"
+        check_shape(values, "values", *["n"] * (self.weights.ndim == 2), *self.weights.shape, remedy=remedy)
+        check_shape(targets, "targets", *values.shape, remedy=remedy)
         return 0.5 * ((values - targets).square() * self.weights.to(values)).sum((1, 2))
 
     def loss(self, values: Float[Tensor, "n c p"], targets: Float[Tensor, "n c p"]) -> Float[Tensor, ""]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -295,15 +296,9 @@ def derivative(
     """
     check_unmasked(check_grid(grid, uniform=True), "derivatives, or predict with query=grid.unmasked")
     axis = check_integer(axis, "axis", least=0, most=grid.dimension - 1)
-    order = check_integer(order, "order")
-    line = grid.axes[axis]
-    highest = min(POLYNOMIAL_DEGREE, line.size - 1)
-    if order > highest and not line.periodic:  # the interpolant's derivative is zero, not an approximation
-        raise ArgumentError(
-            expected=f"an order of at most {highest} along axis {axis}, the degree of its interpolant",
-            got=str(order),
-            remedy="use more points, or apply lower orders one after the other",
-        )
+    line, remedy = grid.axes[axis], "use more points, or apply lower orders one after the other"
+    highest = math.inf if line.periodic else min(POLYNOMIAL_DEGREE, line.size - 1)  # the degree of the axis' interpolant
+    order = check_integer(order, "order", most=highest, remedy=remedy)
     if at is not None:
         orders = [order if number == axis else 0 for number in range(grid.dimension)]
         points = _locations(at)

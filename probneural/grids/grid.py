@@ -728,15 +728,19 @@ def per_axis(value: Any, count: int, name: str, check: Callable[[Any, str], Any]
 _INTERPOLATE = "interpolate values by scipy.interpolate.griddata"
 
 
-def check_grid(grid: object, name: str = "grid", *, uniform: bool = False, remedy: str = _INTERPOLATE) -> Grid:
+def check_grid(
+    grid: object, name: str = "grid", *, uniform: bool = False, dimension: int | None = None, remedy: str = _INTERPOLATE
+) -> Grid:
     """Return a grid.
 
     Raises:
-        GridError: If it is not a Grid, or not uniform where required.
+        GridError: If it is not a Grid, not uniform where required, or not of the required dimension.
     """
     checked = check_instance(grid, Grid, name, remedy="give a pn.Grid: inputs.grid.resized(128), for example", error=GridError)
     if uniform and not checked.is_uniform:
         raise GridError(expected=f"a uniform grid as {name}", got=repr(grid), remedy=remedy)
+    if dimension not in (None, checked.dimension):
+        raise GridError(expected=f"a grid in {dimension} dimensions as {name}", got=repr(grid), remedy=remedy)
     return checked
 
 

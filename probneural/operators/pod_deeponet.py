@@ -7,7 +7,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.checks import check_finite, check_integer
-from probneural.errors import ArgumentError, DataError
+from probneural.errors import DataError
 from probneural.grids import Grid, check_grid, check_unmasked, resample
 from probneural.operators.base import Operator, initial_weights
 from probneural.operators.checks import check_where
@@ -83,16 +83,10 @@ class PODDeepONet(Operator):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        out_channels, basis = check_integer(out_channels, "out_channels"), check_integer(basis, "basis")
-        check_grid(out_grid, "out_grid")
+        out_channels, remedy = check_integer(out_channels, "out_channels"), "lower basis, or give a finer out_grid"
+        basis = check_integer(basis, "basis", most=check_grid(out_grid, "out_grid").size, remedy=remedy)
         with initial_weights(seed):
             self.branch = SensorBranch(in_channels, sensors=sensors, groups=out_channels, basis=basis, layers=layers)
-            if basis > out_grid.size:
-                raise ArgumentError(
-                    expected=f"at most {out_grid.size} modes, the number of points of out_grid",
-                    got=str(basis),
-                    remedy="lower basis, or give a finer out_grid",
-                )
             self.in_channels, self.out_channels = self.branch.in_channels, out_channels
             self.sensors, self.out_grid = sensors, out_grid
             self.basis, self.layers = basis, layers

@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from probneural.checks import check_finite, check_instance, real_tensor
+from probneural.checks import check_finite, check_instance, check_integer, real_tensor
 from probneural.distributions.base import FieldDistribution, check_values, index_grid, noise_variance
-from probneural.errors import ArgumentError, DataError, GridError
+from probneural.errors import DataError, GridError
 from probneural.fields import Field
 from probneural.functionals.base import check_labels
 from probneural.plots.single import BLUE, SKY, VERMILION, WIDTH, above_zero, checked_position, ink, new_figure, noted, with_unit
@@ -72,10 +72,8 @@ def quantity(
     column = checked_position(channel, channels, name="channel")
     if not count:
         raise DataError(expected="at least one sample", got="none", remedy="predict some")
-    if count > 1 and size > _MOST_PANELS:
-        raise ArgumentError(
-            expected=f"at most {_MOST_PANELS} quantities", got=f"{size} of {count}", remedy="plot fewer, or one sample: u[0]"
-        )
+    if count > 1:
+        check_integer(size, "count of quantities", most=_MOST_PANELS, remedy="plot fewer, or one sample: u[0]")
     label_list = u.labels if labels is None else labels
     names = tuple(map(str, range(size))) if label_list is None else check_labels(label_list, size)
     lower, upper = (end[:, column].detach().cpu() for end in u.interval(level, noise=noise))

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal
 
 from probneural.checks import check_count, check_floating, check_positive, check_sequence, check_shape
-from probneural.errors import GridError
 from probneural.grids import Grid, along_axis, check_grid
 from probneural.problems.input_distributions import InputDistribution, check_levels, check_sample_dtype
 from probneural.settings import Count, Positive
@@ -216,12 +215,8 @@ class GaussianRandomField(InputDistribution):
 
     def _check_grid(self, grid: Grid) -> None:
         """Raise a GridError unless a grid is uniform and has the dimension of the field."""
-        if not check_grid(grid).is_uniform or grid.dimension != self.dimension:
-            raise GridError(
-                expected=f"a uniform grid in {self.dimension} dimensions",
-                got=repr(grid),
-                remedy="make one with Grid.uniform; evaluate_on_axes takes coordinates of your own",
-            )
+        remedy = "make one with Grid.uniform; evaluate_on_axes takes coordinates of your own"
+        check_grid(grid, uniform=True, dimension=self.dimension, remedy=remedy)
 
     def _basis(self, points: Float64[Tensor, " m"]) -> Float64[Tensor, "m basis"]:
         """One axis' basis functions at coordinates; periodic: 1, cos 1, sin 1, cos 2, sin 2, ..."""

@@ -286,7 +286,7 @@ def test_functions_that_are_not_finite_or_do_not_fit() -> None:
         RandomSelection().select(build_predictor(), Field(broken, INPUT_GRID), count=2, seed=0)
     with pytest.raises(DataError, match="finite labelled functions"):
         RandomSelection().select(build_predictor(), pool(), count=2, seed=0, labelled=Field(broken, INPUT_GRID))
-    with pytest.raises(ShapeError, match="labelled functions of 1 channels"):
+    with pytest.raises(ShapeError, match="1 channels of labelled functions"):
         RandomSelection().select(
             build_predictor(), pool(), count=2, seed=0, labelled=Field(broken.expand(-1, 2, -1).nan_to_num(), INPUT_GRID)
         )

@@ -43,7 +43,7 @@ def test_keeps_the_values_dtype() -> None:
 def test_errors() -> None:
     likelihood = QuadratureGaussian.of(Grid.uniform(4), torch.ones(1))
     for values, targets in ((torch.ones(2, 1, 4), torch.ones(1, 1, 4)), (torch.ones(2, 4), torch.ones(2, 4))):
-        with pytest.raises(ShapeError, match=r"values and targets \(n, 1, 4\)"):
+        with pytest.raises(ShapeError, match=r"(values|targets) of shape"):
             likelihood.loss(values, targets)
     with pytest.raises(ShapeError, match=r"precision of shape"):
         QuadratureGaussian.of(Grid.uniform(4), torch.ones(()))

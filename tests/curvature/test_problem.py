@@ -69,10 +69,10 @@ def test_refuses_what_does_not_fit() -> None:
         changed(case, likelihood=QuadratureGaussian.of(Grid.uniform(4), torch.ones(1)))
     with pytest.raises(GridError, match="expected targets on"):
         changed(case, targets=Field(problem.targets.values, Grid.uniform(3, lengths=2.0)))
-    with pytest.raises(ShapeError, match="expected 5 targets of 1 channels; got 4 of 1"):
+    with pytest.raises(ShapeError, match="expected 5 targets; got 4"):
         changed(case, targets=problem.targets[:4])
     two = QuadratureGaussian.of(problem.where, torch.ones(2))
-    with pytest.raises(ShapeError, match="expected 5 targets of 2 channels; got 5 of 1"):
+    with pytest.raises(ShapeError, match="expected 2 channels of targets; got 1"):
         changed(case, likelihood=two)
     with pytest.raises(ShapeError, match="expected 2 output channels"):
         changed(case, likelihood=two, targets=None).outputs(case.parameters)

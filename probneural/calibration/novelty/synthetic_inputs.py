@@ -8,8 +8,9 @@ from torch import Tensor
 
 from probneural.calibration.variance.stationary_process import Waves, evaluate_waves
 from probneural.contexts import undisturbed
-from probneural.errors import CalibrationError, GridError
+from probneural.errors import CalibrationError
 from probneural.fields import Field, check_field
+from probneural.grids import check_grid
 from probneural.randomness import check_seed, stream
 
 _STRETCH = 0.75
@@ -51,9 +52,7 @@ def synthetic_shifts(inputs: Field, *, seed: int = 0) -> dict[str, Field]:
         >>> synthetic_shifts(inputs, seed=0)["superposed"].values.abs().max().item()
         0.0
     """
-    check_field(inputs, "inputs")
-    if not inputs.grid.is_uniform:
-        raise GridError(expected="inputs on a uniform grid", got=repr(inputs.grid), remedy="make shifts of your own")
+    check_grid(check_field(inputs, "inputs").grid, uniform=True, remedy="make shifts of your own")
     if len(inputs) < 2:
         raise CalibrationError(expected="2 functions or more", got=str(len(inputs)), remedy="give all calibration inputs")
     seed = check_seed(seed)

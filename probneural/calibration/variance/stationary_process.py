@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.errors import GridError, ShapeError
-from probneural.grids import Grid
+from probneural.checks import check_shape
+from probneural.grids import Grid, check_grid
 from probneural.grids.axes import Axis
 from probneural.registry import stored
 
@@ -51,15 +51,11 @@ class StationaryProcess:
 
     def __post_init__(self) -> None:
         """Check that the arguments fit together."""
-        dimension = len(self.periodic)
-        fits = self.modes.ndim == 3 and self.modes.shape[:2] == self.amplitudes.shape and self.modes.shape[2] == dimension
-        if not fits or self.lower.shape != (dimension,) or self.lengths.shape != (dimension,):
-            raise ShapeError(
-                expected=f"modes (c, r, {dimension}), amplitudes (c, r), lower and lengths ({dimension},)",
-                got=f"{tuple(self.modes.shape)}, {tuple(self.amplitudes.shape)}, {tuple(self.lower.shape)}, "
-                f"{tuple(self.lengths.shape)}",
-                remedy="estimate it with Waves(grid).process(power)",
-            )
+        dimension, remedy = len(self.periodic), "estimate it with Waves(grid).process(power)"
+        check_shape(self.modes, "modes", *self.amplitudes.shape[:2], dimension, remedy=remedy)
+        check_shape(self.amplitudes, "amplitudes", "c", "r", remedy=remedy)
+        for name in ("lower", "lengths"):
+            check_shape(getattr(self, name), name, dimension, remedy=remedy)
 
     def evaluate(self, grid: Grid) -> Float64[Tensor, "*n c p r"]:
         """Root of the process on a grid, or on each grid of a batch, with rows of norm 1.
@@ -67,10 +63,7 @@ class StationaryProcess:
         Raises:
             GridError: If the grid has another number of dimensions.
         """
-        if grid.dimension != len(self.periodic):
-            raise GridError(
-                expected=f"a grid in {len(self.periodic)} dimensions", got=repr(grid), remedy="evaluate on the outputs' domain"
-            )
+        check_grid(grid, dimension=len(self.periodic), remedy="evaluate on the outputs' domain")
         return torch.stack([self.at(points) for points in grid.points]) if grid.has_points_per_sample else self.at(grid.points)
 
     def at(self, points: Float64[Tensor, "p d"]) -> Float64[Tensor, "c p r"]:

@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.errors import ArgumentError, DataError
+from probneural.checks import check_choice, check_positive, check_real
+from probneural.errors import DataError
 from probneural.registry import stored
 
 STATIONARY = ("rbf", "matern12", "matern32", "matern52", "rational_quadratic")
@@ -61,8 +62,7 @@ class Covariance:
 
     def __post_init__(self) -> None:
         """Check the kernel's name."""
-        if self.kernel not in KERNELS:
-            raise ArgumentError(expected=f"one of {', '.join(KERNELS)}", got=repr(self.kernel), remedy="name a kernel")
+        check_choice(self.kernel, KERNELS, "kernel")
 
     @property
     def stationary(self) -> str | None:
@@ -145,8 +145,7 @@ class Process:
 
     def __post_init__(self) -> None:
         """Check the nugget: with another one no matrix can be factorised."""
-        if not 0.0 <= self.nugget < math.inf:
-            raise ArgumentError(expected="a finite nugget >= 0", got=repr(self.nugget), remedy="it is a variance")
+        check_real(self.nugget, "nugget", least=0.0)
 
     @cached_property
     def factor(self) -> Float64[Tensor, "n n"]:
@@ -299,8 +298,7 @@ class InducingProcess:
 
     def __post_init__(self) -> None:
         """Check the nugget."""
-        if not 0.0 < self.nugget < math.inf:
-            raise ArgumentError(expected="a finite nugget > 0", got=repr(self.nugget), remedy="it is a variance")
+        check_positive(self.nugget, "nugget")
 
     @classmethod
     @torch.no_grad()

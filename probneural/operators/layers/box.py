@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from probneural.contexts import outside_of_transforms
 from probneural.errors import GridError
-from probneural.grids import Grid, check_on_grid
+from probneural.grids import Grid, check_grid, check_on_grid
 from probneural.operators.checks import check_input, check_samples, check_where
 from probneural.pairs import Dataset
 
@@ -92,11 +92,7 @@ class Box(nn.Module):
 
     def _check_inside(self, grid: Grid) -> None:
         """Raise a GridError unless points have as many coordinates as the box, and lie inside it."""
-        dimension = len(self.lengths)
-        if grid.dimension != dimension:
-            raise GridError(
-                expected=f"points of {dimension} coordinates", got=repr(grid), remedy="build the operator for these coordinates"
-            )
+        check_grid(grid, dimension=len(self.lengths), remedy="build the operator for these coordinates")
         if torch.compiler.is_compiling():
             return  # values are not available while tracing
         with outside_of_transforms():

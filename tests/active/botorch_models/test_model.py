@@ -132,7 +132,7 @@ def test_other_transforms_are_called_with_the_designs(kind: str) -> None:
 @pytest.mark.parametrize(
     ("X", "error", "message"),
     [
-        (torch.rand(2), ShapeError, "b x q x d"),
+        (torch.rand(2), ShapeError, r"\(\.\.\., q, d\)"),
         (torch.rand(4, 3), ShapeError, r"designs \(..., 2\)"),  # what the encoder says reaches the user
         (torch.ones(4, 2, dtype=torch.long), DataError, "torch.int64"),
         ([[0.1, 0.2]], DataError, "list"),
@@ -147,9 +147,9 @@ def test_bad_designs(X: object, error: type[Exception], message: str) -> None:
 @pytest.mark.bad_input
 def test_bad_encoders() -> None:
     predictor = FeaturePredictor(feature_root)
-    with pytest.raises(DataError, match="encode to return a Field"):
+    with pytest.raises(DataError, match="a Field as what encode returns"):
         OperatorModel(predictor, encode=lambda X: X, functional=three_numbers()).posterior(designs(2))
-    with pytest.raises(ShapeError, match="4 fields for 4 designs; got 1"):
+    with pytest.raises(ShapeError, match="4 fields from encode, one per design; got 1"):
         OperatorModel(predictor, encode=lambda X: encode(X[:1]), functional=three_numbers()).posterior(designs(2, 2))
 
 
