@@ -71,10 +71,7 @@ class Shift:
                 move to points.
         """
         axes = _axes(field)
-        if len(axes) != len(self.fractions):
-            raise GridError(
-                expected=f"a grid of {len(self.fractions)} axes", got=f"{len(axes)} axes", remedy="give a fraction for each"
-            )
+        check_count(len(axes), len(self.fractions), "axes of the grid", remedy="give a fraction for each", error=GridError)
         if any(part and not axis.periodic for part, axis in zip(self.fractions, axes, strict=True)):
             raise GridError(
                 expected="periodic axes where samples are shifted", got=repr(field.grid), remedy="give 0 for the other axes"

@@ -45,12 +45,18 @@ _HEADROOM = 2.0**10
 
 
 def check_integer(
-    value: object, name: str, *, least: int | float = 1, most: int | float = math.inf, remedy: str | None = None
+    value: object,
+    name: str,
+    *,
+    least: int | float = 1,
+    most: int | float = math.inf,
+    remedy: str | None = None,
+    error: type[ProbneuralError] = ArgumentError,
 ) -> int:
     """Return an integer, NumPy's included, from `least` to `most`; by default a count.
 
     Raises:
-        ArgumentError: If it is another number, a truth value, or none.
+        ProbneuralError: Of the class `error`, if it is another number, a truth value, or none.
 
     Examples:
         >>> check_integer(np.int64(3), "epochs")
@@ -59,7 +65,7 @@ def check_integer(
     if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) <= most:
         bounds = "" if least == -math.inf else f" of at least {least}" if most == math.inf else f" from {least} to {most}"
         remedy = remedy or (f"choose {name} in that range" if bounds else "give a whole number")
-        raise ArgumentError(expected=f"an integer{bounds} as {name}", got=repr(value), remedy=remedy)
+        raise error(expected=f"an integer{bounds} as {name}", got=repr(value), remedy=remedy)
     return int(value)
 
 
@@ -259,10 +265,24 @@ def check_shape(tensor: Tensor | NDArray[Any], name: str, *sizes: int | str, rem
         raise ShapeError(expected=expected, got=str(shape), remedy=remedy)
 
 
-def check_count(count: int, expected: int, things: str, *, remedy: str) -> None:
-    """Raise a ShapeError unless there are as many things as expected: channels, samples, axes."""
+def check_shape_among(
+    tensor: Tensor, name: str, *shapes: tuple[int, ...], remedy: str, error: type[ProbneuralError] = ShapeError
+) -> None:
+    """Raise an error of a class unless a tensor has one of these shapes; that of a number is ()."""
+    if tuple(tensor.shape) not in shapes:
+        raise error(expected=f"{name} of shape {' or '.join(map(str, shapes))}", got=str(tuple(tensor.shape)), remedy=remedy)
+
+
+def check_count(count: int, expected: int, things: str, *, remedy: str, error: type[ProbneuralError] = ShapeError) -> None:
+    """Raise an error of a class unless there are as many things as expected: channels, samples, axes."""
     if count != expected:
-        raise ShapeError(expected=f"{expected} {things}", got=str(count), remedy=remedy)
+        raise error(expected=f"{expected} {things}", got=str(count), remedy=remedy)
+
+
+def check_least(count: int, least: int, things: str, *, remedy: str, error: type[ProbneuralError] = DataError) -> None:
+    """Raise an error of a class unless there are enough things: samples, members, points."""
+    if count < least:
+        raise error(expected=f"{least} or more {things}", got=str(count), remedy=remedy)
 
 
 def check_text(value: object, name: str) -> str:

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from probneural.checks import check_count, check_least
 from probneural.errors import DataError
 from probneural.fields import Field, power_of_two
 from probneural.pairs import FieldSource
@@ -85,10 +86,8 @@ class Statistics:
         Raises:
             DataError: If the numbers of channels differ.
         """
-        if len(self.means) != len(added.means):
-            raise DataError(
-                expected=f"functions of {len(self.means)} channels", got=f"{len(added.means)}", remedy="give the same channels"
-            )
+        remedy = "give the same channels"
+        check_count(len(added.means), len(self.means), "channels of functions", remedy=remedy, error=DataError)
         if not (self.count and added.count):
             return self if self.count else added
         units = torch.maximum(self.units, added.units)
@@ -178,8 +177,7 @@ def units(
     """
     sources = source if isinstance(source, Sequence) else [source]
     parts = [statistics(part, over_processes=over_processes) for part in sources]
-    if not sum(part.count for part in parts):
-        raise DataError(expected="one function or more to take units from", got="none", remedy="give more data")
+    check_least(sum(part.count for part in parts), 1, "functions to take units from", remedy="give more data")
     total = Statistics.merged(parts)
     mean, scale = total.mean, total.std
     rounding = max(torch.finfo(part.dtype).eps for part in sources)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from probneural.checks import assign, check_count, check_floating, check_integer, real_tensor
+from probneural.checks import assign, check_count, check_floating, check_integer, check_least, real_tensor
 from probneural.contexts import Undisturbed
 from probneural.errors import ArgumentError, DataError, DataWarning, ProbneuralError, ShapeError, warn
 from probneural.fields import Field, check_field, check_parts, select_rows
@@ -294,9 +294,8 @@ def check_times(times: object, *, error: type[ProbneuralError] = ArgumentError) 
 
 def check_several(trajectories: int, count: int) -> None:
     """Raise an ArgumentError if there are too few trajectories to split them."""
-    if trajectories < 2:
-        remedy = f'split windows in time: data.windows().split({count}, by="time")'
-        raise ArgumentError(expected="two trajectories or more to split them", got=str(trajectories), remedy=remedy)
+    remedy = f'split windows in time: data.windows().split({count}, by="time")'
+    check_least(trajectories, 2, "trajectories to split", remedy=remedy, error=ArgumentError)
 
 
 def window_starts(times: int, *, history: int, lead: int, stride: int, steps: int = 1) -> Int64[Tensor, " windows"]:

@@ -226,7 +226,7 @@ HALF = Grid.uniform(8, periodic=False, endpoint=False)
     ("grid", "symmetry", "error", "says"),
     [
         (WALLS, lambda: Shift((0.25,)), GridError, "periodic axes"),
-        (LINE, lambda: Shift((0.25, 0.0)), GridError, "of 2 axes"),
+        (LINE, lambda: Shift((0.25, 0.0)), GridError, "2 axes of the grid"),
         (LINE, lambda: Shift((0.3,)), GridError, "whole numbers of cells"),
         (SCATTERED, lambda: Shift((0.25,)), GridError, "uniform"),
         (LINE, lambda: Shift((math.nan,)), ArgumentError, "fractions"),

@@ -449,7 +449,7 @@ def test_loops_show_error_quantile_and_stated_error_by_labels() -> None:
         (lambda: plots.calibration(LINE_CASE, truth_for(PLANE_CASE)), GridError, "grid"),
         (lambda: plots.calibration(LINE_CASE, truth_for(LINE_CASE)[:2]), ShapeError, "truth"),
         (lambda: plots.training([1.0, 0.5]), DataError, "a History"),
-        (lambda: plots.training(History(train=(), validation=(), seconds=())), DataError, "one epoch"),
+        (lambda: plots.training(History(train=(), validation=(), seconds=())), DataError, "1 or more epochs"),
         (lambda: plots.png(plots.training(HISTORY), dpi=0.0), ArgumentError, "dpi"),
         (lambda: plots.active_learning(HISTORY), DataError, "a LearningHistory"),
         (lambda: plots.active_learning({}), DataError, "a LearningHistory"),

@@ -161,7 +161,7 @@ def test_parts_that_do_not_fit() -> None:
         )
     with pytest.raises(DataError, match="at the same times"):
         FieldTrajectories.cat([PLAIN, FieldTrajectories(start, STATES[:, 1:], times=2.0 * TIMES)])
-    with pytest.raises(ShapeError, match="equally many channels"):
+    with pytest.raises(ShapeError, match="2 channels of each part"):
         FieldTrajectories.cat([FORCED, FieldTrajectories(FORCED.start, FORCED.values[:, :, :1], times=TIMES)])
     other = Field(STATES[:, 0], Grid.uniform((8, 4), lengths=2.0))
     with pytest.raises(GridError, match="fields on Grid"):

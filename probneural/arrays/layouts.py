@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from probneural.checks import check_count
 from probneural.errors import ArgumentError, ShapeError
 
 SAMPLE, TIME, CHANNEL, SINGLE = "n", "t", "c", "-"
@@ -61,16 +62,11 @@ class Layout:
 
     def check(self, shape: Sequence[int], name: str) -> None:
         """Raise a ShapeError unless an array of this shape can have this layout."""
-        if len(shape) != len(self.roles):
-            raise ShapeError(
-                expected=f'{name} of {len(self.roles)} axes, as in axes="{self}"',
-                got=f"{len(shape)} axes, {tuple(shape)}",
-                remedy='name one role per axis; of inputs and outputs that differ, both: axes="n c -> n x y"',
-            )
+        remedy = 'name one role per axis; of inputs and outputs that differ, both: axes="n c -> n x y"'
+        check_count(len(shape), len(self.roles), f'axes of {name} {tuple(shape)}, as in axes="{self}"', remedy=remedy)
         for axis in self.axes(SINGLE):
-            if shape[axis] != 1:
-                expected, got = f"length 1 of axis {axis} of {name}, which axes= calls '-'", f"{shape[axis]}, of {tuple(shape)}"
-                raise ShapeError(expected=expected, got=got, remedy="name its role: n, t, c, or an axis of space")
+            things = f"as length of axis {axis} of {name} {tuple(shape)}, which axes= calls '-'"
+            check_count(shape[axis], 1, things, remedy="name its role: n, t, c, or an axis of space")
 
     def __str__(self) -> str:
         """The roles in order."""

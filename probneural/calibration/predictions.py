@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.checks import check_count, check_finite, check_flag, check_instance, check_squares
+from probneural.checks import check_count, check_finite, check_flag, check_instance, check_least, check_squares
 from probneural.distributions.base import FieldDistribution, noise_variance, spread_over
 from probneural.distributions.predictors.base import Predictor
 from probneural.errors import CalibrationError
@@ -197,9 +197,8 @@ def check_pairs(predictor: Predictor, pairs: Dataset, *, least: int = 0) -> None
     check_units(predictor.trained_on, pairs.outputs, name="output")
     if isinstance(pairs, FieldPairs):
         check_squares(pairs.outputs.values, "calibration outputs")
-    if len(pairs) < least:
-        expected, remedy = f"at least {least} calibration fields", "hold out some training fields"
-        raise CalibrationError(expected=expected, got=str(len(pairs)), remedy=remedy)
+    remedy = "hold out some training fields"
+    check_least(len(pairs), least, "calibration fields", remedy=remedy, error=CalibrationError)
 
 
 def likelihood_profile(

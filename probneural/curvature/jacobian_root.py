@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from probneural.checks import check_integer
 from probneural.contexts import is_transformed
 from probneural.curvature.diagonals import row_squares_estimate
 from probneural.curvature.parameters import ParameterVector
@@ -248,13 +250,9 @@ class JacobianRoot(Root):
         Raises:
             UnsupportedError: If it would not fit into memory.
         """
-        inputs, channels, points, rank = self.shape
-        if inputs * channels * points * rank > _LARGEST_DENSE:
-            raise UnsupportedError(
-                expected=f"a root of at most {_LARGEST_DENSE} entries to form",
-                got=f"{inputs} x {channels} x {points} x {rank}",
-                remedy="use fewer samples or points, a functional of them, or products",
-            )
+        _, channels, points, rank = self.shape
+        size, remedy = math.prod(self.shape), "use fewer samples or points, a functional of them, or products"
+        check_integer(size, "size of a root to form", least=0, most=_LARGEST_DENSE, remedy=remedy, error=UnsupportedError)
         if rank < channels * points:
             unit = torch.eye(rank, dtype=self.dtype, device=self.device)
             return self.product(unit).movedim(0, -1)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probneural.checks import check_shape, validated
+from probneural.checks import check_least, check_shape, validated
 from probneural.curvature.kronecker_factors import BlockBases, KroneckerFactors, MatrixBlocks, PairMixing
 from probneural.curvature.parameters import ParameterVector
 from probneural.errors import ArgumentError, DataError, UnsupportedError
@@ -97,8 +97,7 @@ def kronecker(
     if summed is not None:
         for moment in moments:
             moment.merge(summed)
-    if not count:
-        raise DataError(expected="at least one row", got="none", remedy="pass a function that starts a new iteration")
+    check_least(count, 1, "rows", remedy="pass a function that starts a new iteration")
     mixings = [moment.couple(tolerance) for moment in moments]
     mixing = PairMixing(*(torch.cat(parts) for parts in zip(*(vars(part).values() for part in mixings), strict=True)))
     eigenvalues = moments[0].squares.new_zeros(layout.size)

@@ -36,12 +36,9 @@ class ParameterVector:
 
     def __post_init__(self) -> None:
         """Check that there is one shape and one flag per name."""
-        if not len(self.names) == len(self.shapes) == len(self.is_complex):
-            raise ArgumentError(
-                expected="one shape and one flag per name",
-                got=f"{len(self.names)} names, {len(self.shapes)} shapes, {len(self.is_complex)} flags",
-                remedy="ParameterVector.of(module) lays out a module's parameters",
-            )
+        for things, entries in (("shapes", self.shapes), ("flags", self.is_complex)):
+            remedy = "give one per name; ParameterVector.of(module) lays out a module's parameters"
+            check_count(len(entries), len(self.names), things, remedy=remedy, error=ArgumentError)
 
     @classmethod
     def _from_parts(

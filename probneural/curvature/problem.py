@@ -11,7 +11,7 @@ import torch.distributed
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from probneural.checks import check_count, check_shape, validated
+from probneural.checks import check_count, check_least, check_shape, validated
 from probneural.curvature.parameters import ParameterVector
 from probneural.curvature.rows import evaluate_at
 from probneural.errors import ArgumentError, DataError, ShapeError, UnsupportedError
@@ -196,8 +196,7 @@ class CurvatureProblem:
         self._check_data()
 
     def _check_data(self) -> None:
-        if len(self.inputs) == 0:
-            raise DataError(expected="at least one input function", got="none", remedy="pass some")
+        check_least(len(self.inputs), 1, "input functions", remedy="pass some")
         size = (len(self.inputs), self.where.size) if self.where.has_points_per_sample else (self.where.size,)
         if (*self.likelihood.weights.shape[:-2], self.likelihood.weights.shape[-1]) != size:
             raise ShapeError(

@@ -23,6 +23,7 @@ from probneural.checks import (
     check_real,
     check_sequence,
     check_shape,
+    check_shape_among,
     check_variances,
     missing_attribute,
     optional,
@@ -425,15 +426,9 @@ def noise_variance(noise: float | Tensor, shape: tuple[int, ...], like: Tensor) 
         ArgumentError: If a variance is negative, not finite, beyond the dtype, or has a shape that fits none of the three.
     """
     variance = check_variances(noise, "noise", like=like)
-    if variance.ndim == 1 and variance.shape[0] == shape[1]:
-        variance = variance.reshape(1, -1, *(1,) * (len(shape) - 2))
-    elif variance.ndim != 0 and tuple(variance.shape) != shape:
-        raise ArgumentError(
-            expected=f"a noise variance that is a number, one per channel ({shape[1]},), or one per value {shape}",
-            got=f"shape {tuple(variance.shape)}",
-            remedy="pass predict.noise, or one number",
-        )
-    return variance.expand(shape)
+    remedy = "pass predict.noise, or one number"
+    check_shape_among(variance, "noise", (), (shape[1],), shape, remedy=remedy, error=ArgumentError)
+    return (variance.reshape(-1, *(1,) * (len(shape) - 2)) if variance.ndim == 1 else variance).expand(shape)
 
 
 def sample_size(sample_shape: torch.Size | Sequence[int]) -> int:

@@ -20,9 +20,9 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 from torch.func import vjp, vmap
 
-from probneural.checks import check_floating
+from probneural.checks import check_finite, check_floating
 from probneural.distributions.roots.base import Root
-from probneural.errors import ArgumentError, ConstraintError, DataError, ShapeError
+from probneural.errors import ArgumentError, ConstraintError, ShapeError
 from probneural.linear_algebra.conditioning import LatentUpdate, LowRankUpdate, Rounding, condition_exactly, condition_noisily
 from probneural.linear_algebra.conjugate_gradients import solve_truncated
 
@@ -110,12 +110,9 @@ class Constraint:
         numbers, pull = vjp(self.residual, functions)[:2]
         unit = torch.eye(numbers.shape[1], dtype=numbers.dtype, device=numbers.device)
         rows = vmap(lambda row: pull(row.expand_as(numbers))[0])(unit).movedim(0, 1).flatten(3)  # no function sees another
-        if not bool(torch.isfinite(numbers).all() and torch.isfinite(rows).all()):
-            raise DataError(
-                expected="a residual that is finite about the mean, with a finite derivative",
-                got="NaN or infinity",
-                remedy="check its domain, and square roots or divisions at zero",
-            )
+        remedy = "check its domain, and square roots or divisions at zero"
+        check_finite(numbers, "residuals about the mean", remedy=remedy)
+        check_finite(rows, "derivatives of the residual about the mean", remedy=remedy)
         largest = self.magnitude + functions.detach().flatten(2).abs().amax(-1)
         norms = self.precision * rows.detach().norm(dim=-1).to(torch.float64)
         sizes = torch.stack([largest, ROW_ROUNDING * self.magnitude], -1).to(torch.float64)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from probneural.checks import check_callable, check_finite, check_floating, check_integer, check_shape, real_tensor
+from probneural.checks import check_callable, check_finite, check_floating, check_integer, check_least, check_shape, real_tensor
 from probneural.contexts import undisturbed
 from probneural.distributions.base import (
     FieldDistribution,
@@ -70,8 +70,7 @@ class EmpiricalField(FieldDistribution):
         check_floating(samples, "samples")
         check_grid(grid)
         check_shape(samples, "samples", "s", "n", "c", *grid.shape, remedy="stack the members in front")
-        if not len(samples):
-            raise ShapeError(expected="one member or more", got="none", remedy="stack the members in front")
+        check_least(len(samples), 1, "members", remedy="stack the members in front", error=ShapeError)
         weights = torch.ones(samples.shape[0], device="cpu") if weights is None else real_tensor(weights, "weights")
         check_values(weights, (samples.shape[0],), "weights")
         mass = weights.to(samples.device, torch.float64)

@@ -20,11 +20,11 @@ from torch import Tensor, fx, nn
 
 from probneural import atomic
 from probneural.calibration.calibrate import CalibratedPredictor
-from probneural.checks import check_finite, check_path, missing
+from probneural.checks import check_finite, check_least, check_path, missing
 from probneural.contexts import AUTOGRAD_STATE, without_gradients
 from probneural.distributions import Predictor
 from probneural.distributions.predictors.base import FunctionDraw
-from probneural.errors import ArgumentError, DataError, ProbneuralError, UnsupportedError
+from probneural.errors import ArgumentError, ProbneuralError, UnsupportedError
 from probneural.export.modules import Evaluation, moments, unsupported
 from probneural.fields import Field, check_field, evaluate, power_of_two
 from probneural.grids import Grid, check_grid
@@ -103,8 +103,7 @@ def traced(thing: nn.Module | Predictor, example: Field, query: Grid | None, *, 
     """
     if not isinstance(thing, nn.Module | Predictor) or isinstance(thing, FunctionDraw):
         raise unsupported(thing)
-    if not len(check_field(example, "example")):
-        raise DataError(expected="an example of one function or more", got="none", remedy="give test.inputs[:1]")
+    check_least(len(check_field(example, "example")), 1, "functions as example", remedy="give test.inputs[:1]")
     check_finite(example.values, "example")
     where = example.grid if query is None else check_grid(query, "query")
     inputs = example[torch.arange(_BATCH) % len(example)]

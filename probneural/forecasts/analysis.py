@@ -241,12 +241,8 @@ def taper(grid: Grid, radius: float) -> Float64[Tensor, "p p"]:
     # The correlations are positive definite up to half of the shortest periodic axis.
     shortest = min((axis.length for axis in check_grid(grid).axes if axis.periodic), default=float("inf"))
     radius = check_real(radius, "localisation", above=0.0, most=0.5 * shortest * (1.0 + 1e-12))
-    if grid.size > _LARGEST:
-        raise GridError(
-            expected=f"a grid of at most {_LARGEST} points to localise on",
-            got=str(grid.size),
-            remedy="assimilate on a coarser grid, or without localisation and with more members",
-        )
+    remedy = "assimilate on a coarser grid, or without localisation and with more members"
+    check_integer(grid.size, "size of a grid to localise on", most=_LARGEST, remedy=remedy, error=GridError)
     return _taper(grid, radius)
 
 

@@ -14,6 +14,7 @@ from probneural.checks import (
     check_finite,
     check_instance,
     check_integer,
+    check_least,
     check_sequence,
     check_shape,
     check_variances,
@@ -22,7 +23,7 @@ from probneural.checks import (
 from probneural.distributions import DenseRoot, GaussianField
 from probneural.distributions.base import check_values, noise_variance
 from probneural.distributions.latent import digest
-from probneural.errors import ArgumentError, DataError
+from probneural.errors import ArgumentError
 from probneural.fields import Field, check_field
 from probneural.functionals import Functional
 from probneural.functionals.base import check_functional
@@ -107,12 +108,9 @@ def numbers_by_lead(
         noise = noise_variance(observation.noise, tuple(values.shape), values)
         part = ObservedNumbers(rows=rows.to(device), values=values.to(device), noise=noise.to(device), taper=taper)
         numbers.setdefault(observation.lead, []).append(part)
-    if not numbers:
-        remedy = "without any, roll out: predictor.rollout(start, steps=20)"
-        raise ArgumentError(expected="one observation or more", got="none", remedy=remedy)
-    if max(numbers) > steps:
-        expected, got = f"observations at leads 0 to {steps}", f"one at lead {max(numbers)}"
-        raise ArgumentError(expected=expected, got=got, remedy="roll out further: steps=")
+    remedy = "without any, roll out: predictor.rollout(start, steps=20)"
+    check_least(len(numbers), 1, "observations", remedy=remedy, error=ArgumentError)
+    check_integer(max(numbers), "lead of an observation", least=0, most=steps, remedy="roll out further: steps=")
     return numbers
 
 
@@ -184,8 +182,7 @@ def climatology(states: Field, *, functions: int = 1) -> GaussianField:
         ([[2.0, 0.0]], [[2.0, 0.0]])
     """
     functions = check_integer(functions, "functions")
-    if len(check_field(states, "states")) < 2:
-        raise DataError(expected="two states or more", got=str(len(states)), remedy="a covariance takes many")
+    check_least(len(check_field(states, "states")), 2, "states", remedy="a covariance takes many")
     mean = states.values.mean(0)
     columns = ((states.values - mean) / (len(states) - 1.0) ** 0.5).flatten(2).movedim(0, -1)
     root = DenseRoot(columns.expand(functions, -1, -1, -1))

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from probneural.checks import check_integer
 from probneural.distributions.roots.base import DenseRoot, Root
 from probneural.distributions.roots.sums import CorrectedRoot
 from probneural.errors import UnsupportedError
@@ -267,12 +268,9 @@ class Columns:
     def _check_size(self, count: int) -> None:
         functions, channels, points, _ = self.columns.shape
         rows = 0 if self.rows is None else (1 if self.is_shared else functions) * count * self.rank
-        if max(functions * channels * points * count, rows) > _LARGEST:
-            raise UnsupportedError(
-                expected=f"at most {_LARGEST} numbers in the columns of one lead",
-                got=f"{functions} x {channels} x {points} values with {count} columns each, of a latent of rank {self.rank}",
-                remedy="use fewer samples, a coarser grid, a tolerance > 0, or a predictor of lower rank",
-            )
+        size = max(functions * channels * points * count, rows)
+        remedy = "use fewer samples, a coarser grid, a tolerance > 0, or a predictor of lower rank"
+        check_integer(size, "size of one lead's columns", least=0, most=_LARGEST, remedy=remedy, error=UnsupportedError)
 
 
 def narrowed(matrix: Float[Tensor, "n c p k"], *, is_shared: bool) -> Float[Tensor, "n c p r"]:

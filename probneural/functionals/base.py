@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_instance, check_integer, check_real, check_sequence, check_shape, real_tensor
+from probneural.checks import check_instance, check_integer, check_least, check_real, check_sequence, check_shape, real_tensor
 from probneural.contexts import Undisturbed
 from probneural.displays import html_table
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
@@ -350,8 +350,7 @@ def check_labels(labels: object, size: int, *, name: str = "labels") -> tuple[st
 
 
 def _check_one_grid(parts: Sequence[Functional]) -> None:
-    if not parts:
-        raise GridError(expected="functionals on one grid", got="none", remedy="give one or more")
+    check_least(len(parts), 1, "functionals", remedy="give some on one grid", error=GridError)
     for part in parts:
         check_functional(part, "one of the functionals", grid=parts[0].grid if part is not parts[0] else None)
 

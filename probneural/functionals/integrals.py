@@ -13,9 +13,9 @@ from jaxtyping import Int64
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from probneural.checks import check_choice, check_finite, check_integer, check_shape, real_tensor
+from probneural.checks import check_choice, check_finite, check_integer, check_shape, check_shape_among, real_tensor
 from probneural.contexts import undisturbed
-from probneural.errors import ArgumentError, GridError, ShapeError
+from probneural.errors import ArgumentError, GridError
 from probneural.functionals.base import AlongAxis, Functional, MatrixFunctional, check_unbatched, on_each
 from probneural.functionals.regions import (
     Corner,
@@ -298,7 +298,7 @@ def derivative(
     axis = check_integer(axis, "axis", least=0, most=grid.dimension - 1)
     line, remedy = grid.axes[axis], "use more points, or apply lower orders one after the other"
     highest = math.inf if line.periodic else min(POLYNOMIAL_DEGREE, line.size - 1)  # the degree of the axis' interpolant
-    order = check_integer(order, "order", most=highest, remedy=remedy)
+    order = check_integer(order, f"order along axis {axis}", most=highest, remedy=remedy)
     if at is not None:
         orders = [order if number == axis else 0 for number in range(grid.dimension)]
         points = _locations(at)
@@ -399,11 +399,6 @@ def boundary_integral(
 def _checked_direction(direction: object, grid: Grid) -> Tensor:
     vector = real_tensor(direction, "direction", dtype=torch.float64, device=torch.device("cpu")).detach()
     shapes = [(grid.dimension,), (len(grid.weights), grid.dimension)][: 1 + grid.has_points_per_sample]
-    if tuple(vector.shape) not in shapes:
-        raise ShapeError(
-            expected=f"a direction of shape {' or '.join(map(str, shapes))}",
-            got=str(tuple(vector.shape)),
-            remedy="one number per coordinate; one vector per mesh of a batch",
-        )
+    check_shape_among(vector, "a direction", *shapes, remedy="one number per coordinate; one vector per mesh of a batch")
     check_finite(vector, "direction", remedy="give a finite vector")
     return vector

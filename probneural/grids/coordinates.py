@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from probneural.checks import check_flag
+from probneural.checks import check_count, check_flag
 from probneural.errors import ArgumentError, GridError
 from probneural.grids.axes import CIRCLE, POLE, Axis
 from probneural.grids.grid import Grid
@@ -74,12 +74,9 @@ def grid_from_coordinates(
         )
     rounds = tuple(periodic) if isinstance(periodic, Sequence) else (check_flag(periodic, "periodic"),) * count
     spans = tuple(lengths) if isinstance(lengths, Sequence) else (lengths,) * count
-    if len(rounds) != count or len(spans) != count:
-        raise ArgumentError(
-            expected=f"one entry per space dimension {tuple(names)}",
-            got=f"periodic={periodic!r}, lengths={lengths!r}",
-            remedy="in the order of the array's dimensions",
-        )
+    for name, entries in (("periodic", rounds), ("lengths", spans)):
+        remedy = f"give one entry per space dimension, {', '.join(names)}, in the order of the array's"
+        check_count(len(entries), count, f"entries of {name}", remedy=remedy, error=ArgumentError)
     positions_by_axis = {
         dim: Axis(size, 1.0 if span is None else span, flag, not flag).coordinates.numpy() if positions is None else positions
         for (dim, positions), size, span, flag in zip(checked.items(), shape, spans, rounds, strict=True)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probneural.checks import (
+    check_count,
     check_flag,
     check_instance,
     check_integer,
@@ -410,12 +411,8 @@ class Grid(Undisturbed):
         mask = mask.detach().cpu().clone()
         if mask.dtype != torch.bool:
             raise DataError(expected="truth values as observed", got=str(mask.dtype), remedy="write values.isfinite()")
-        if tuple(mask.shape) != self.shape and tuple(mask.shape[1:]) != self.shape:
-            raise ShapeError(
-                expected=f"a mask of shape {self.shape}, or (n, {', '.join(map(str, self.shape))}) for one per sample",
-                got=str(tuple(mask.shape)),
-                remedy="a point is observed where all channels are: values.isfinite().all(1)",
-            )
+        remedy = "a point is observed where all channels are: values.isfinite().all(1)"
+        check_shape(mask, "a mask", *["n"] * (mask.ndim > len(self.shape)), *self.shape, remedy=remedy)
         mask = mask.reshape(-1, self.size) if tuple(mask.shape) != self.shape else mask.flatten()
         empty = ~((self.unmasked.weights > 0) & mask).any(-1)
         if bool(empty.any()):
@@ -716,12 +713,8 @@ def per_axis(value: Any, count: int, name: str, check: Callable[[Any, str], Any]
         ArgumentError: If a sequence has another number of entries, or one of them fails its check.
     """
     entries = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,) * count
-    if len(entries) != count:
-        raise ArgumentError(
-            expected=f"one entry of {name} per axis ({count})",
-            got=repr(value),
-            remedy=f"give {count}, e.g. {name}={(entries or (value,))[:1] * count!r}",
-        )
+    remedy = f"give one per axis, e.g. {name}={(entries or (value,))[:1] * count!r}"
+    check_count(len(entries), count, f"entries of {name}", remedy=remedy, error=ArgumentError)
     return tuple(check(entry, name) for entry in entries)
 
 

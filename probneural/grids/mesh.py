@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
+from probneural.checks import check_count
 from probneural.errors import DataError, GridError, ShapeError
 
 _DEGENERATE = 1e-12
@@ -107,12 +108,8 @@ def boundary_areas(
         ([[1, 2], [0, 2], [0, 1]], [[1.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
     """
     dimension = points.shape[1]
-    if cells.shape[1] != dimension + 1:
-        raise GridError(
-            expected=f"cells of {dimension + 1} points in {dimension} dimensions",
-            got=f"cells of {cells.shape[1]} points",
-            remedy="curves and surfaces have no outward normal: integrate over them by pn.functionals.integral",
-        )
+    remedy = "curves and surfaces have no outward normal: integrate over them by pn.functionals.integral"
+    check_count(cells.shape[1], dimension + 1, "points of each cell", remedy=remedy, error=GridError)
     facets, owners, opposite = _facets(cells)
     inverse, counts = facets.sort(1).values.unique(dim=0, return_inverse=True, return_counts=True)[1:]
     single = counts[inverse] == 1

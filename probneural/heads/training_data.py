@@ -12,9 +12,18 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
-from probneural.checks import cast, check_finite, check_scale, check_shape, check_variances, real_tensor
+from probneural.checks import (
+    cast,
+    check_finite,
+    check_least,
+    check_scale,
+    check_shape,
+    check_shape_among,
+    check_variances,
+    real_tensor,
+)
 from probneural.distributions.predictors.base import Predictor, with_records
-from probneural.errors import ArgumentError, DataError, DataWarning, ShapeError, warn
+from probneural.errors import ArgumentError, DataError, DataWarning, warn
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.grids.grid import check_same_grid
@@ -173,10 +182,8 @@ def training_data(data: object, operator: nn.Module | None, *, is_shared: bool =
         check_same_grid(pairs.inputs.grid, pairs.outputs.grid, "inputs, as outputs are,", remedy=remedy)
     bins = Bins.of(pairs.outputs.grid) if pairs.outputs.grid.has_points_per_sample and len(pairs) else None
     functions, own = len(pairs), own_rows(len(pairs)) if is_shared else range(len(pairs))
-    if is_shared and functions < world_size():
-        raise DataError(
-            expected=f"a training pair for each of the {world_size()} processes", got=str(functions), remedy="start fewer"
-        )
+    if is_shared:
+        check_least(functions, world_size(), "training pairs, one for each process", remedy="start fewer processes")
     if len(own) < functions:
         pairs = pairs.subset(slice(own.start, own.stop))
     pairs = pairs.detached()
@@ -483,12 +490,7 @@ def given_per_channel(value: float | Tensor | None, channels: int, *, name: str)
     if value is None:
         return None
     numbers = check_variances(value, name, positive=True).detach().cpu()
-    if numbers.ndim > 1 or numbers.numel() not in (1, channels):
-        raise ArgumentError(
-            expected=f"{name} as one number or one per channel ({channels},)",
-            got=f"shape {tuple(numbers.shape)}",
-            remedy=f"leave {name}=None to learn it",
-        )
+    check_shape_among(numbers, name, (), (1,), (channels,), remedy=f"leave {name}=None to learn it", error=ArgumentError)
     return numbers.reshape(-1).expand(channels).clone()
 
 
@@ -512,12 +514,7 @@ def given_precision(value: object, shapes: Sequence[tuple[int, ...]], *, remedy:
         ShapeError: If they have another shape.
     """
     numbers = real_tensor(value, "prior_precision", dtype=torch.float64, error=ArgumentError).detach().cpu()
-    if tuple(numbers.shape) not in ((), *shapes):
-        raise ShapeError(
-            expected=f"prior_precision as a number or of shape {' or '.join(map(str, shapes))}",
-            got=str(tuple(numbers.shape)),
-            remedy=remedy,
-        )
+    check_shape_among(numbers, "prior_precision", (), *shapes, remedy=remedy)
     if not bool((numbers > 0).all()):
         raise ArgumentError(expected="prior_precision > 0", got=str(float(numbers.min())), remedy="a flat prior is improper")
     return numbers.clone()

@@ -28,6 +28,7 @@ from probneural.checks import (
     check_instance,
     check_integer,
     check_shape,
+    check_shape_among,
     check_variances,
     real_tensor,
 )
@@ -351,12 +352,8 @@ class InverseModel(Undisturbed):
             self.predictor.out_channels if isinstance(self.predictor, Predictor) else values.numel() // self.functional.size
         )
         shape = (max(1, channels), self.functional.size)
-        if not values.numel() or tuple(values.shape) not in {shape, (1, *shape), shape[channels == 1 :]}:
-            raise ShapeError(
-                expected=f"data of shape {shape}: channels, then the functional's {shape[1]} numbers",
-                got=str(tuple(values.shape)),
-                remedy="observe at least one number, and give the functional of the observed ones",
-            )
+        remedy = "channels, then the functional's numbers: observe at least one, and give the functional of the observed ones"
+        check_shape_among(values, "data", shape, (1, *shape), shape[channels == 1 :], remedy=remedy)
         check_finite(values, "data", remedy="leave missing observations out of data and functional")
         variance = check_variances(noise, "noise", positive=True)
         try:

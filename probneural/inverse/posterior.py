@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.checks import check_real, optional
+from probneural.checks import check_least, check_real, optional
 from probneural.contexts import Undisturbed
 from probneural.distributions import EmpiricalField, FieldDistribution, GaussianField, MixtureField, Predictor
 from probneural.distributions.intervals import Interval, tails
@@ -124,8 +124,7 @@ class InversePosterior(Undisturbed):
         if not self.is_correlated:
             independent = torch.full((len(self.chains), self.problem.size), float(count * draws), dtype=torch.float64)
             return independent if name == "effective_sample_size" else torch.ones_like(independent)
-        if draws < 4:
-            raise ArgumentError(expected="4 draws per chain or more", got=str(draws), remedy="sample more draws")
+        check_least(draws, 4, "draws per chain", remedy="sample more draws", error=ArgumentError)
         statistics = optional("pyro.ops.stats", "r_hat and effective_samples", extra="pyro")
         return torch.stack([getattr(statistics, name)(chains) for chains in self.chains])
 

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.checks import check_floating
+from probneural.checks import check_floating, check_least
 from probneural.distributions.empirical import EmpiricalField
-from probneural.errors import DataError, UnsupportedError
+from probneural.errors import UnsupportedError
 from probneural.metrics.comparison import Comparison, RepeatedDraws, check_comparison
 from probneural.randomness import check_seed, stream
 
@@ -84,8 +84,7 @@ class MemberPool:
                 got=f"weights {u.weights.tolist()[:4]}" if isinstance(u, EmpiricalField) else type(u).__name__,
                 remedy="use pit_histogram and coverage, or draw members",
             )
-        if len(u.weights) < 2:
-            raise DataError(expected="two or more members", got="one", remedy="one member has no spread")
+        check_least(len(u.weights), 2, "members", remedy="one member has no spread")
         members = u.samples.detach().to(comparison.truth)
         if bool((comparison.noise > 0).any()):
             generator = stream(seed, "rank noise")

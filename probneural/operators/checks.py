@@ -54,10 +54,7 @@ def grid_of_values(values: Tensor, grid: Grid | None, *, periodic: tuple[bool, .
 def check_modes(modes: Sequence[int]) -> tuple[int, ...]:
     """Return a tuple of modes, or raise an ArgumentError unless there are 1 to 3, all of them positive integers."""
     entries = tuple(check_integer(mode, "modes") for mode in check_sequence(modes, "modes", remedy="give e.g. modes=(16,)"))
-    if not 1 <= len(entries) <= 3:
-        raise ArgumentError(
-            expected="a positive number of modes for each of 1 to 3 axes", got=repr(modes), remedy="give e.g. modes=(16,)"
-        )
+    check_integer(len(entries), "number of axes with modes", most=3, remedy="give e.g. modes=(16,)")
     return entries
 
 

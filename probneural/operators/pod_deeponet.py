@@ -6,8 +6,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_finite, check_integer
-from probneural.errors import DataError
+from probneural.checks import check_finite, check_integer, check_least
 from probneural.grids import Grid, check_grid, check_unmasked, resample
 from probneural.operators.base import Operator, initial_weights
 from probneural.operators.checks import check_where
@@ -146,12 +145,7 @@ class PODDeepONet(Operator):
             GridError: If the outputs are scattered and not on `out_grid`, or on another domain.
         """
         count = sum(map(len, train))
-        if count <= self.basis:
-            raise DataError(
-                expected=f"more than {self.basis} training pairs, for that number of modes",
-                got=str(count),
-                remedy="lower basis, or give more data",
-            )
+        check_least(count, self.basis + 1, "training pairs", remedy="give more pairs than modes, or lower basis")
         outputs = torch.cat([self._snapshots(data.outputs, of=count) for data in train])
         self.output_normalizer.fit(*(data.outputs for data in train))
         self.branch.normalizer.fit(*(data.inputs for data in train))

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from probneural.checks import check_flag, check_instance, check_integer, check_module
+from probneural.checks import check_flag, check_instance, check_integer, check_least, check_module
 from probneural.contexts import is_transformed
 from probneural.errors import ArgumentError, GridError, ShapeError
 from probneural.fields import Field, takes_grid
@@ -75,12 +75,9 @@ class Rollout(Operator):
         self.keeps_boundary = check_flag(keeps_boundary, "keeps_boundary")
         self.checkpoints = check_flag(checkpoints, "checkpoints")
         self.channels, self.in_channels = stated_channels(operator, "out_channels"), stated_channels(operator, "in_channels")
-        if self.in_channels < self.history * self.channels:
-            raise ArgumentError(
-                expected=f"an operator of {self.history * self.channels} input channels or more",
-                got=str(self.in_channels),
-                remedy="its inputs are history * out_channels states and constant channels",
-            )
+        remedy = "its inputs are history * out_channels states and constant channels"
+        least = self.history * self.channels
+        check_least(self.in_channels, least, "input channels of the operator", remedy=remedy, error=ArgumentError)
         self.out_channels = self.channels
 
     def forward(

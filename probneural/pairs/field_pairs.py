@@ -22,6 +22,7 @@ from probneural.checks import (
     check_count,
     check_finite,
     check_flag,
+    check_least,
     check_sequence,
     check_shape,
     described,
@@ -125,9 +126,7 @@ class Paired:
 
     def __post_init__(self) -> None:
         """Check the number of samples, groups and the clock, and name the trajectory of a clock without one."""
-        if len(self.inputs) != len(self.outputs):
-            got = f"{len(self.inputs)} inputs and {len(self.outputs)} outputs"
-            raise ShapeError(expected="equal numbers of input and output fields", got=got, remedy="pair them one to one")
+        check_count(len(self.outputs), len(self.inputs), "output fields, as many as inputs", remedy="pair them one to one")
         if self.groups is not None:
             check_groups(self.groups, len(self.inputs))
         if self.clock is not None and check_clock(self.clock, len(self.inputs)).trajectories is None:
@@ -600,8 +599,7 @@ def check_dataset(data: object, name: str = "training", *, least: int = 1, may_b
             expected=f"a Dataset as {name} data", got=described(data), remedy="pair them: pn.FieldPairs(inputs, outputs)"
         )
     checked = cast(Dataset, data)
-    if len(checked) < least:
-        raise DataError(expected=f"{least} or more {name} pairs", got=str(len(checked)), remedy="give more data")
+    check_least(len(checked), least, f"{name} pairs", remedy="give more data")
     if not (checked.outputs.channels or may_be_unlabelled):
         raise DataError(
             expected=f"{name} pairs with outputs",

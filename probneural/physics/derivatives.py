@@ -15,7 +15,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from probneural.arrays.plausibility import seam_jumps
-from probneural.checks import check_instance, check_integer, check_sequence
+from probneural.checks import check_count, check_instance, check_integer, check_least, check_sequence
 from probneural.contexts import is_transformed, outside_of_transforms, plain_operations, remembered, undisturbed
 from probneural.errors import ArgumentError, DataWarning, GridError, ShapeError, UnsupportedError, warn
 from probneural.fields import Field, check_field, evaluate
@@ -67,12 +67,8 @@ def partial(field: Field, axis: int, *, order: int = 1) -> Field:
     order = check_integer(order, "order", most=4)
     if grid.is_uniform:
         return Field(_along(field, axis, order), grid)
-    if order > 1:
-        raise GridError(
-            expected="a first derivative on a mesh",
-            got=f"order {order}",
-            remedy="values are linear in each cell: use laplacian",
-        )
+    remedy = "values are linear in each cell: use laplacian"
+    check_integer(order, "order of a derivative on a mesh", most=1, remedy=remedy, error=GridError)
     return Field(_mesh_gradient(field)[:, :, axis], grid)
 
 
@@ -206,8 +202,7 @@ def _check_axes(axes: Sequence[int] | None, grid: Grid) -> tuple[int, ...]:
 def _along(field: Field, axis: int, order: int) -> Float[Tensor, "n c *grid"]:
     """The derivative along an axis of a uniform grid."""
     where = field.grid.axes[axis]
-    if where.size <= order:
-        raise GridError(expected=f"more than {order} points along axis {axis}", got=str(where.size), remedy="use a finer grid")
+    check_least(where.size, order + 1, f"points along axis {axis}", remedy="use a finer grid", error=GridError)
     if where.periodic:
         _warn_of_jump(field, axis)
     return transfer(field.values, where, where, dim=2 + axis, order=order)
@@ -314,12 +309,8 @@ def _check_full(grid: Grid) -> Tensor:
     """Cells of full dimension, or a GridError."""
     cells = grid.cells
     assert cells is not None
-    if cells.shape[-1] != grid.dimension + 1:
-        raise GridError(
-            expected=f"cells of {grid.dimension + 1} points",
-            got=f"cells of {cells.shape[-1]} points",
-            remedy="curves and surfaces have no gradient in all coordinates",
-        )
+    remedy = "curves and surfaces have no gradient in all coordinates"
+    check_count(cells.shape[-1], grid.dimension + 1, "points of each cell", remedy=remedy, error=GridError)
     return cells
 
 

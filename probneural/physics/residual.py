@@ -13,7 +13,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
-from probneural.checks import assign, check_callable, check_count, check_instance, check_integer, check_real
+from probneural.checks import assign, check_callable, check_count, check_instance, check_integer, check_real, check_shape
 from probneural.contexts import jvp
 from probneural.distributions.base import FieldDistribution, inherit
 from probneural.distributions.empirical import EmpiricalField
@@ -224,14 +224,10 @@ class Residual:
         u = Field(check_instance(predicted, Tensor, "predicted", remedy="give a tensor (n, c, *grid)"), check_grid(grid))
         result: object = self.equation(u, None if inputs is None else check_field(inputs, "inputs"))
         residual = result.values if isinstance(result, Field) else result
-        shape = tuple(residual.shape) if isinstance(residual, Tensor) else ()
-        if not isinstance(residual, Tensor) or len(shape) != u.values.ndim or (shape[0], *shape[2:]) != (len(u), *grid.shape):
-            raise ShapeError(
-                expected=f"an equation that returns ({len(u)}, k, {', '.join(map(str, grid.shape))})",
-                got=str(shape) if shape else type(residual).__name__,
-                remedy="return the residual's values on the solution's grid",
-            )
-        return residual
+        remedy = "return the residual's values on the solution's grid"
+        values = check_instance(residual, Tensor, "what the equation returns", remedy=remedy, error=ShapeError)
+        check_shape(values, "what the equation returns", len(u), "k", *grid.shape, remedy=remedy)
+        return values
 
     def terms(self, predicted: Float[Tensor, "n c *grid"], inputs: Field | None, grid: Grid) -> dict[str, Tensor]:
         """Mean squares of the equation's residual and of the misfit of each condition, averaged over samples.

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from probneural.checks import check_finite, check_instance, check_integer, real_tensor
+from probneural.checks import check_finite, check_instance, check_integer, check_least, real_tensor
 from probneural.distributions.base import FieldDistribution, check_values, index_grid, noise_variance
 from probneural.errors import DataError, GridError
 from probneural.fields import Field
@@ -70,8 +70,7 @@ def quantity(
         raise GridError(expected="the distribution of a functional's numbers", got=f"a field on {u.grid!r}", remedy=remedy)
     count, channels, size = u.mean.shape
     column = checked_position(channel, channels, name="channel")
-    if not count:
-        raise DataError(expected="at least one sample", got="none", remedy="predict some")
+    check_least(count, 1, "samples", remedy="predict some")
     if count > 1:
         check_integer(size, "count of quantities", most=_MOST_PANELS, remedy="plot fewer, or one sample: u[0]")
     label_list = u.labels if labels is None else labels

@@ -24,7 +24,7 @@ from torch import Tensor
 from probneural import checks
 from probneural.calibration.bands.conformal import BandField
 from probneural.distributions.base import FieldDistribution, noise_variance
-from probneural.errors import ArgumentError, DataError, GridError
+from probneural.errors import ArgumentError, GridError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics.comparison import Comparison, checked_values, compare
@@ -203,8 +203,7 @@ def training(history: History) -> Figure:
         DataError: If `history` is not a `History`, or holds no epoch.
     """
     checks.check_instance(history, History, "history", remedy="plot what pn.fit returned")
-    if not history.train:
-        raise DataError(expected="at least one epoch", got="none", remedy="train first")
+    checks.check_least(len(history.train), 1, "epochs", remedy="train first")
     figure = new_figure(WIDTH, 3.0)
     axes = figure.subplots()
     axes.set_yscale("log", nonpositive="mask")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from probneural.checks import check_callable, check_integer, check_text
+from probneural.checks import check_callable, check_count, check_integer, check_text
 from probneural.contexts import jvp
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.grids import Grid, check_grid
@@ -126,10 +126,8 @@ class MethodOfLines(Evolution):
             )
         if self.domain is not None:
             check_grid(self.domain, "domain", uniform=True)
-            if self.domain.dimension != self.dimension:
-                raise ArgumentError(
-                    expected=f"a domain of {self.dimension} axes, as the distribution has", got=repr(self.domain), remedy=_SEE
-                )
+            things = "axes of domain, as the distribution has"
+            check_count(self.domain.dimension, self.dimension, things, remedy=_SEE, error=ArgumentError)
         if self.linear_symbol is not None:
             check_callable(self.linear_symbol, "linear_symbol", remedy=_SEE)
             if self.domain is not None and not all(self.domain.periodic):

@@ -18,7 +18,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from probneural import atomic
-from probneural.checks import check_instance, check_path, check_regular
+from probneural.checks import check_count, check_instance, check_path, check_regular
 from probneural.data import StoredPairs
 from probneural.errors import ArgumentError, FileError, UnsupportedError
 from probneural.grids import Axis, Grid
@@ -214,13 +214,8 @@ def locked(folder: Path) -> Iterator[None]:
 
 def _check_single() -> None:
     """Raise an UnsupportedError in one of several processes that torchrun has started: they would all write one folder."""
-    count = max(launched(), world_size())
-    if count > 1:
-        raise UnsupportedError(
-            expected="one process for a run and its folder",
-            got=f"one of {count}, as torchrun starts them",
-            remedy="leave torchrun out; or call pn.fit in a program of your own under torchrun: it shares the training out",
-        )
+    remedy = "leave torchrun out; or call pn.fit in a program of your own under torchrun: it shares the training out"
+    check_count(max(launched(), world_size()), 1, "process for a run and its folder", remedy=remedy, error=UnsupportedError)
 
 
 def _record(path: Path, config: Config, data: StoredPairs, split: dict[str, list[int]], *, reason: str) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from probneural import atomic
 from probneural.arrays.layouts import CHANNEL, SAMPLE, layouts_of
 from probneural.arrays.meshes import write_meshes
-from probneural.checks import check_path
+from probneural.checks import check_count, check_least, check_path
 from probneural.data.fields import FUNCTION, TIME, StoredFields
 from probneural.data.meshes import is_mesh
 from probneural.data.opening import paths_of
@@ -93,12 +93,9 @@ def predict(
     _check_target(target, source, meshes)
     progress = Progress(show_progress)
     fields = open_inputs(source, run.config.data, domain=calibrated.predictor.domain)
-    if fields.channels != calibrated.predictor.in_channels:
-        raise DataError(
-            expected=f"{calibrated.predictor.in_channels} input channels", got=str(fields.channels), remedy="as in training"
-        )
-    if not len(fields):
-        raise DataError(expected="one function or more", got=f"none in {source}", remedy="give inputs to predict for")
+    channels = calibrated.predictor.in_channels
+    check_count(fields.channels, channels, "input channels", remedy="give those of training", error=DataError)
+    check_least(len(fields), 1, f"functions in {source}", remedy="give inputs to predict for")
     progress.say(f"predicting {len(fields)} functions")
     if meshes:
         return _write_meshes(run, calibrated, fields, [target.with_name(_named(target, file)) for file in meshes])

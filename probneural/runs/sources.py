@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from probneural import data as files
+from probneural.checks import check_count
 from probneural.data import FileLayout, StoredPairs, Trajectories
 from probneural.data.fields import FUNCTION, TIME, StoredFields
 from probneural.errors import ArgumentError, DataError, DataWarning, ProbneuralError, warn
@@ -248,12 +249,10 @@ def _outputs_path(data: Data, *, without_test: bool = False) -> dict[str, Any]:
     if not data.outputs_path:
         return {}
     outputs, training, test = (paths_in(setting) for setting in (data.outputs_path, data.path, data.test_path))
-    if data.test_path and len(outputs) != len(training) + len(test):
-        raise ArgumentError(
-            expected=f"{len(training) + len(test)} files in outputs_path=, for {data.path} and {data.test_path}",
-            got=f"{len(outputs)}, {data.outputs_path}",
-            remedy=f"name them in this order, {os.pathsep!r} between them: outputs.npy{os.pathsep}test_outputs.npy",
-        )
+    if data.test_path:
+        things = f"files in outputs_path=, for {data.path} and {data.test_path}"
+        remedy = f"name them in this order, {os.pathsep!r} between them: outputs.npy{os.pathsep}test_outputs.npy"
+        check_count(len(outputs), len(training) + len(test), things, remedy=remedy, error=ArgumentError)
     return {"outputs_path": outputs[: len(training)] if without_test else outputs}
 
 

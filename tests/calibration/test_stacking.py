@@ -180,7 +180,7 @@ def test_a_stack_is_calibrated_and_remembers_its_data() -> None:
 class TestBadInput:
     def test_predictors_and_fields(self) -> None:
         data = mixed(5, fraction=0.5)
-        with pytest.raises(DataError, match="at least one predictor"):
+        with pytest.raises(DataError, match="1 or more predictors"):
             Stacking().fit([], data)
         with pytest.raises(CalibrationError, match="1 calibration fields"):
             Stacking().fit(PAIR, data[:0])

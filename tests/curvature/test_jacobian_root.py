@@ -271,5 +271,5 @@ def test_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(GridError, match="12 points"):
         root.push(integral(Grid.uniform(5)))
     monkeypatch.setattr(module, "_LARGEST_DENSE", 10)
-    with pytest.raises(UnsupportedError, match="at most 10 entries"):
+    with pytest.raises(UnsupportedError, match="an integer from 0 to 10 as size of a root to form"):
         root.dense()

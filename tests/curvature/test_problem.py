@@ -63,7 +63,7 @@ def test_refuses_what_does_not_fit() -> None:
         changed(case, inputs=problem.inputs.to(torch.float32))
     with pytest.raises(DataError, match="of one dtype"):
         changed(case, targets=problem.targets.to(torch.float32))
-    with pytest.raises(DataError, match="at least one input function"):
+    with pytest.raises(DataError, match="1 or more input functions"):
         changed(case, inputs=problem.inputs[:0], targets=problem.targets[:0])
     with pytest.raises(ShapeError, match="a likelihood on the output grid's 3 points"):
         changed(case, likelihood=QuadratureGaussian.of(Grid.uniform(4), torch.ones(1)))

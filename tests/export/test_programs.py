@@ -187,7 +187,7 @@ def test_other_things() -> None:
 @pytest.mark.bad_input
 def test_bad_examples() -> None:
     operator = nn.Conv1d(1, 1, 1)
-    with pytest.raises(DataError, match="one function or more"):
+    with pytest.raises(DataError, match="1 or more functions as example"):
         traced(operator, field()[:0], None)
     with pytest.raises(DataError, match="example"):
         traced(operator, field().values, None)  # type: ignore[arg-type]

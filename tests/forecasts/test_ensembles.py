@@ -296,7 +296,7 @@ def test_bad_settings_and_observations_are_refused() -> None:
         run(lambda v: v, START, observations=OBSERVATIONS, steps=4)
     with pytest.raises(ArgumentError, match="roll out further"):
         run(lambda v: v, START, observations=OBSERVATIONS, steps=3, initial=spanning(6))
-    with pytest.raises(ArgumentError, match="one observation or more"):
+    with pytest.raises(ArgumentError, match="1 or more observations"):
         run(lambda v: v, START, observations=[], steps=3, initial=spanning(6))
     with pytest.raises(ArgumentError, match="with a predictor only"):
         run(lambda v: v, START, observations=OBSERVATIONS, steps=4, initial=spanning(6), inputs=StepInputs(history=2))

@@ -193,7 +193,7 @@ def test_other_fields_and_grids_are_refused() -> None:
     elsewhere = GaussianField(torch.zeros(2, 1, 3), DenseRoot(torch.zeros(2, 1, 3, 1)), latent="xi", grid=coarse)
     with pytest.raises(GridError, match="a step leads from a grid to itself"):
         propagate(Fixed(elsewhere), start, steps=1)
-    with pytest.raises(UnsupportedError, match="Gaussian or empirical"):
+    with pytest.raises(UnsupportedError, match="a GaussianField as field"):
         propagate(Fixed(start), start, steps=1)
 
 

@@ -93,7 +93,7 @@ def test_boundary_and_domain_add_up() -> None:
     [
         (Grid.uniform((4, 4)), {}, GridError, "a mesh"),
         (Grid.scattered([[0.0], [1.0]], [0.5, 0.5]), {}, GridError, "a mesh"),
-        (Grid.mesh(torch.eye(3), [[0, 1, 2]]), {}, GridError, "cells of 4 points"),
+        (Grid.mesh(torch.eye(3), [[0, 1, 2]]), {}, GridError, "4 points of each cell"),
         (SQUARE, {"where": lambda x: x[:, 0] > 2.0}, GridError, "no facet inside"),
         (SQUARE, {"where": lambda x: x}, ShapeError, "result of the function"),
         (SQUARE, {"direction": [1.0, 0.0, 0.0]}, ShapeError, r"direction of shape \(2,\)"),

@@ -296,5 +296,5 @@ class TestBadFunctionals:
     @pytest.mark.parametrize(("size", "order", "highest"), [(20, 6, 5), (3, 3, 2), (1, 1, 0)])
     @pytest.mark.parametrize("places", [None, [[0.5]]])
     def test_order_beyond_the_polynomials(self, size: int, order: int, highest: int, places: list[list[float]] | None) -> None:
-        with pytest.raises(ArgumentError, match=f"an order of at most {highest} along axis 0"):
+        with pytest.raises(ArgumentError, match=f"an integer from 1 to {highest} as order along axis 0"):
             derivative(Grid.uniform(size, periodic=False), order=order, at=places)

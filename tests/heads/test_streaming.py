@@ -232,6 +232,6 @@ def test_draws_of_many_functions_are_evaluated_in_parts(monkeypatch: pytest.Monk
 def test_every_process_needs_a_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     _, pairs = operator_and_pairs(2)
     monkeypatch.setattr("probneural.heads.training_data.world_size", lambda: 3)
-    with pytest.raises(DataError, match="a training pair for each of the 3 processes"):
+    with pytest.raises(DataError, match="3 or more training pairs, one for each process"):
         training_data(pairs, None)
     assert training_data(pairs, None, is_shared=False).functions == 2

@@ -126,7 +126,7 @@ def test_an_untrained_operator_takes_any_points() -> None:
 def test_bad_inputs() -> None:
     network, grid = operator(), points_in_box(10)
     network.box.set(torch.zeros(2), torch.ones(2))
-    with pytest.raises(GridError, match="points of 2 coordinates"):
+    with pytest.raises(GridError, match="a grid in 2 dimensions as grid"):
         network(torch.zeros(1, 1, 4).double(), grid=Grid.scattered([[0.0], [0.1], [0.2], [0.3]], torch.ones(4)))
     with pytest.raises(ShapeError, match="3 grids, one for each sample"):
         network(torch.zeros(3, 1, 10).double(), grid=Grid.batch([grid, grid]))

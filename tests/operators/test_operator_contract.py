@@ -398,7 +398,7 @@ def test_fno_refuses_grids_of_another_kind() -> None:
     operator = FNO(1, 1, modes=(3,), width=2, depth=1)
     with pytest.raises(GridError, match=r"periodic=\(True,\)"):
         operator(torch.zeros(1, 1, 8), grid=Grid.uniform(8, periodic=False))
-    with pytest.raises(ResolutionError, match="at least 5 points along axis 0 for 3 modes; got 4"):
+    with pytest.raises(ResolutionError, match="5 or more points along axis 0 for 3 modes"):
         operator(torch.zeros(1, 1, 4))
     assert operator(torch.zeros(1, 1, 5)).shape == (1, 1, 5)
 

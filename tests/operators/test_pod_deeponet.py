@@ -243,7 +243,7 @@ def test_learns_burgers_better_than_the_published_figure(kind: str, published: f
 
 @pytest.mark.bad_input
 def test_refuses_arguments() -> None:
-    with pytest.raises(ArgumentError, match="at most 7 modes, the number of points of out_grid; got 8"):
+    with pytest.raises(ArgumentError, match="an integer from 1 to 7 as basis"):
         PODDeepONet(1, 1, sensors=SENSORS, out_grid=OUT, basis=8)
 
 
@@ -251,7 +251,7 @@ def test_refuses_arguments() -> None:
 def test_refuses_training_data() -> None:
     operator, train = built(fitted=False), pairs()
     before = copy.deepcopy(operator.state_dict())
-    with pytest.raises(DataError, match="more than 4 training pairs, for that number of modes; got 4"):
+    with pytest.raises(DataError, match="5 or more training pairs"):
         operator.fit_normalizers(train[:4])
     broken = train.outputs.values.clone()
     broken[2, 1, 3] = torch.nan

@@ -92,7 +92,7 @@ def test_a_query_is_evaluated_anywhere() -> None:
 def test_bad_inputs() -> None:
     network, grid = operator(3, 3), points_in_box(10)
     network.box.set(torch.zeros(2), torch.ones(2))
-    with pytest.raises(GridError, match="points of 2 coordinates"):
+    with pytest.raises(GridError, match="a grid in 2 dimensions as grid"):
         network(torch.zeros(1, 1, 4).double(), grid=Grid.scattered([[0.0], [0.1], [0.2], [0.3]], torch.ones(4)))
     with pytest.raises(ShapeError):
         network(torch.zeros(1, 2, 10).double(), grid=grid)

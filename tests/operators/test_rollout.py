@@ -302,7 +302,7 @@ class TestBadInput:
             Rollout(torch.sin, 2)  # type: ignore[arg-type]
         with pytest.raises(ArgumentError, match=r"says its out_channels; got Tanh; set operator.out_channels = 1"):
             Rollout(nn.Tanh(), 2)
-        with pytest.raises(ArgumentError, match="an operator of 2 input channels or more; got 1"):
+        with pytest.raises(ArgumentError, match="2 or more input channels of the operator"):
             Rollout(fno(), 2, history=2)
 
     def test_grids(self) -> None:

@@ -294,20 +294,20 @@ def test_too_few_points_are_refused(modes: tuple[int, ...], periodic: bool, leas
     conv = layer(*modes, periodic=periodic)
     assert conv(noise(1, 2, least)).shape == (1, 3, least)
     if least > 1:
-        with pytest.raises(ResolutionError, match=f"at least {2 * modes[0] - 1} points along axis 0 for {modes[0]} modes"):
+        with pytest.raises(ResolutionError, match=f"{2 * modes[0] - 1} or more points along axis 0 for {modes[0]} modes"):
             conv(noise(1, 2, least - 1))
 
 
 @pytest.mark.bad_input
 def test_too_few_points_on_a_later_axis_are_named() -> None:
-    with pytest.raises(ResolutionError, match="at least 5 points along axis 1 for 3 modes; got 4"):
+    with pytest.raises(ResolutionError, match="5 or more points along axis 1 for 3 modes"):
         layer(2, 3)(noise(1, 2, 8, 4))
 
 
 @pytest.mark.bad_input
 def test_bad_arguments_are_refused() -> None:
     for modes in ((), (0,), (2, -1), 4, (1.5,), (1, 1, 1, 1)):
-        with pytest.raises(ArgumentError, match="as modes|modes for each of 1 to 3 axes"):
+        with pytest.raises(ArgumentError, match="an integer from 1 to 3 as number of axes with modes"):
             SpectralConv(1, 1, modes=modes)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="one entry of periodic per axis"):
         SpectralConv(1, 1, modes=(2,), periodic=(True, False))

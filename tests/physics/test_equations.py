@@ -197,7 +197,11 @@ U = Field(normal(2, 1, 8, 9), GRID)
         (lambda: equations.Poisson(source=lambda a: a.values[..., 0])(U, U), ShapeError, "source of shape"),
         (lambda: equations.Poisson(source=lambda a: a.values * math.nan)(U, U), DataError, "NaN"),
         (lambda: equations.Poisson(source=lambda a: 1.0)(U, U), DataError, "tensor"),  # type: ignore[arg-type, return-value]
-        (lambda: Residual(lambda u, a: u.values[..., 0])(U.values, U, GRID), ShapeError, "equation that returns"),
+        (
+            lambda: Residual(lambda u, a: u.values[..., 0])(U.values, U, GRID),
+            ShapeError,
+            r"what the equation returns of shape \(2, k, 8, 9\)",
+        ),
         (lambda: Residual(lambda u, a: 0.0)(U.values, U, GRID), ShapeError, "float"),  # type: ignore[arg-type, return-value]
         (lambda: Residual(3.0), ArgumentError, "equation"),  # type: ignore[arg-type]
         (lambda: Residual(equations.Heat(0.1), boundary=[0.0]), ArgumentError, "Dirichlet"),  # type: ignore[list-item]

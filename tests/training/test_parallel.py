@@ -120,5 +120,5 @@ def test_who_is_alone_joins_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.bad_input
 def test_a_batch_has_a_pair_for_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "world_size", lambda: 4)
-    with pytest.raises(ArgumentError, match="a batch_size of at least 4"):
+    with pytest.raises(ArgumentError, match="an integer of at least 4 as batch_size"):
         fit(built("FNO"), data(), data=DataOptions(batch_size=3))

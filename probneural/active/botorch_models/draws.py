@@ -19,7 +19,7 @@ from torch.quasirandom import SobolEngine
 
 from probneural.active.botorch_models.model import OperatorModel
 from probneural.active.botorch_models.posteriors import FieldPosterior, MemberPosterior
-from probneural.checks import check_floating, check_instance, check_integer
+from probneural.checks import check_count, check_floating, check_instance, check_integer
 from probneural.contexts import Undisturbed
 from probneural.distributions.latent import draw_stream
 from probneural.distributions.predictors.base import FunctionDraw
@@ -90,12 +90,8 @@ def _normal_sampler(posterior: FieldPosterior, sample_shape: torch.Size, *, seed
 @GetSampler.register(MemberPosterior)
 def _member_sampler(posterior: MemberPosterior, sample_shape: torch.Size, *, seed: int | None = None) -> MemberSampler:
     """All members, however many draws were asked for: more would repeat them, and fewer would leave some out."""
-    if len(sample_shape) != 1:
-        raise ArgumentError(
-            expected="a sample shape of one axis for an ensemble",
-            got=str(tuple(sample_shape)),
-            remedy="members are enumerated along one axis; draw with rsample to have another shape",
-        )
+    remedy = "members are enumerated along one axis; draw with rsample to have another shape"
+    check_count(len(sample_shape), 1, "axis of the sample shape for an ensemble", remedy=remedy, error=ArgumentError)
     return MemberSampler(posterior.members)
 
 

@@ -12,6 +12,7 @@ from botorch.utils.multi_objective.pareto import is_non_dominated
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
+from probneural.checks import check_count
 from probneural.errors import DataError
 from probneural.pairs import FieldPairs
 
@@ -40,10 +41,8 @@ class Evaluations:
         Raises:
             DataError: If there are several.
         """
-        if len(self.objectives) > 1:
-            raise DataError(
-                expected="one objective", got=", ".join(self.objectives), remedy="use objectives, is_optimal and hypervolume"
-            )
+        remedy = "use objectives, is_optimal and hypervolume"
+        check_count(len(self.objectives), 1, "objective", remedy=remedy, error=DataError)
         return next(iter(self.objectives.values()))
 
     @property

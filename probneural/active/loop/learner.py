@@ -19,7 +19,7 @@ from probneural.active.simulation.running import SimulationReport, simulate_in
 from probneural.active.simulation.store import ResultStore
 from probneural.active.simulation.worker_pools import SimulationOptions, WorkerPool
 from probneural.active.simulation.workers import Simulator
-from probneural.checks import check_integer, check_path
+from probneural.checks import check_integer, check_least, check_path
 from probneural.displays import html_table
 from probneural.distributions import Predictor
 from probneural.errors import ArgumentError, DataError, SimulationError, warn
@@ -274,12 +274,8 @@ class ActiveLearner:
         order = torch.randperm(len(self._log.distinct), generator=stream(self.plan.seed, "random start"), device="cpu")
         free = {*self._log.free}
         drawn = [self._log.distinct[rank] for rank in order.tolist() if self._log.distinct[rank] in free]
-        if len(drawn) < calibration + training:
-            raise DataError(
-                expected=f"{calibration + training} more candidates for the random start",
-                got=str(len(drawn)),
-                remedy="give a larger pool, or find out why simulations fail: store.failures()",
-            )
+        remedy = "give a larger pool, or find out why simulations fail: store.failures()"
+        check_least(len(drawn), calibration + training, "candidates for the random start", remedy=remedy)
         labelled = tuple(drawn[calibration : calibration + training])
         return SimulationBatch(0, self.plan.initial, tuple(drawn[:calibration]), labelled, seconds=0.0)
 

@@ -29,10 +29,10 @@ from probneural.active.selectors import Request, Selector
 from probneural.active.simulation.store import ResultStore
 from probneural.active.simulation.worker_pools import SimulationOptions
 from probneural.active.simulation.workers import Simulator
-from probneural.checks import check_callable, check_finite, check_instance, check_integer, check_path
+from probneural.checks import check_callable, check_finite, check_instance, check_integer, check_path, check_shape
 from probneural.displays import html_table, number_or_dash
 from probneural.distributions import Predictor
-from probneural.errors import ArgumentError, ShapeError
+from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.fingerprints import identity_of
 from probneural.functionals import Functional, sensors
@@ -318,10 +318,7 @@ def _name(number: int) -> str:
 def _values(goal: Goal, numbers: Float64[Tensor, "n m"], name: str) -> Float64[Tensor, " n"]:
     """Values of an objective or a constraint."""
     values = check_instance(goal(numbers), Tensor, name, remedy="return a tensor")
-    if values.shape != numbers.shape[:1]:
-        raise ShapeError(
-            expected=f"{name} of shape (...) for numbers (..., m)", got=str(tuple(values.shape)), remedy="reduce m"
-        )
+    check_shape(values, name, *numbers.shape[:1], remedy="reduce m of numbers (..., m)")
     check_finite(values, name, remedy="return finite numbers")
     return values.to(torch.float64)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from probneural.active.loop.history import LearningHistory, Round, RoundErrors, RoundSeconds, SimulationCounts
 from probneural.active.simulation.store import ResultStore
+from probneural.checks import check_least
 from probneural.errors import ArgumentError, DataError, FileError
 from probneural.fields import Field
 from probneural.pairs import FieldPairs
@@ -148,12 +149,8 @@ class RunLog:
         Raises:
             DataError: If one is, or the pool has less than `needed` different functions.
         """
-        if needed > len(self.distinct):
-            raise DataError(
-                expected=f"a pool of at least {needed} different functions for the random start and calibration",
-                got=str(len(self.distinct)),
-                remedy="draw a larger pool, or lower initial or calibration",
-            )
+        remedy = "draw a larger pool, or lower initial or calibration"
+        check_least(len(self.distinct), needed, "different functions in the pool", remedy=remedy)
         if test is None:
             return
         candidates = self.keys

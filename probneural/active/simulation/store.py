@@ -31,8 +31,8 @@ from probneural.active.simulation.store_files import (
     set_aside,
     write_named,
 )
-from probneural.checks import check_instance, check_path, check_real, check_text
-from probneural.errors import ArgumentError, DataError, FileError
+from probneural.checks import check_instance, check_least, check_path, check_real, check_text
+from probneural.errors import ArgumentError, FileError
 from probneural.fields import Field
 from probneural.pairs import FieldPairs
 from probneural.training import schema
@@ -168,8 +168,7 @@ class ResultStore:
             GridError: If results have different grids.
             ShapeError: If results have different channel counts.
         """
-        if not keys:
-            raise DataError(expected="at least one key", got="none", remedy="pass keys of results")
+        check_least(len(keys), 1, "keys", remedy="pass keys of results")
         records = [self._result(key) for key in keys]
         return FieldPairs(*(Field.cat([record[side] for record in records]) for side in ("inputs", "outputs")))
 

@@ -32,7 +32,9 @@ from probneural.checks import (
     check_flag,
     check_instance,
     check_integer,
+    check_least,
     check_real,
+    check_shape,
     check_variances,
 )
 from probneural.contexts import Undisturbed, undisturbed
@@ -283,8 +285,7 @@ def conformal_scores(
         scale = local_scale(predicted, predictor, modulation=modulation, floor=floor)
         values.append(domain_quantile(grid.fill(ratios(truth - predicted.mean, scale)), grid, fraction=fraction))
         scales.append(domain_average(scale, grid))
-    if not values:
-        raise CalibrationError(expected="at least one pair", got="none", remedy="hold out some fields")
+    check_least(len(values), 1, "pairs", remedy="hold out some fields", error=CalibrationError)
     groups = None if getattr(pairs, "groups", None) is None else group_numbers(pairs)
     return ConformalScores(torch.cat(values), torch.cat(scales), groups=groups)
 
@@ -652,8 +653,7 @@ class ResidualBound:
             ShapeError: If the residual is not defined at each point of each sample.
         """
         parts = [part.abs().flatten(1).amax(-1) for part in self._parts(inputs, query)]
-        if not parts:
-            raise CalibrationError(expected="at least one input function", got="none", remedy="hold out some")
+        check_least(len(parts), 1, "input functions", remedy="hold out some", error=CalibrationError)
         return torch.cat(parts)
 
     def holds(self, inputs: Field, query: Grid | None = None) -> Bool[Tensor, " n"]:
@@ -674,13 +674,9 @@ class ResidualBound:
             part = inputs[start : start + rows]
             predicted = self.predictor(part, query).mean.to(torch.float64)
             residuals = self.method.residual(predicted, Field(part.values.to(predicted), part.grid), grid)
-            shape = tuple(residuals.shape) if isinstance(residuals, Tensor) else None
-            if shape is None or len(shape) != predicted.ndim or shape[0] != len(part) or shape[2:] != tuple(grid.shape):
-                raise ShapeError(
-                    expected=f"a residual of shape ({len(part)}, k, {', '.join(map(str, grid.shape))})",
-                    got=str(shape),
-                    remedy="return its values on the predictions' grid",
-                )
+            remedy = "return its values on the predictions' grid"
+            check_instance(residuals, Tensor, "a residual", remedy=remedy, error=ShapeError)
+            check_shape(residuals, "a residual", len(part), "k", *grid.shape, remedy=remedy)
             check_finite(residuals, "residuals", remedy="return 0 where the residual is not defined")
             yield residuals.to(torch.float64)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from probneural.calibration.variance.local_fit import Part, fit_local_scale
 from probneural.calibration.variance.local_scale import LocalScale
-from probneural.checks import check_count, check_flag, check_instance, check_integer, check_variances
+from probneural.checks import check_count, check_flag, check_instance, check_integer, check_least, check_variances
 from probneural.contexts import Undisturbed, without_gradients
 from probneural.distributions.base import FieldDistribution, noise_variance, spread_over
 from probneural.distributions.empirical import EmpiricalField
@@ -125,10 +125,8 @@ class LeadScale(Settings):
             factors, saturation = errors.local_scale() if fits else (None, torch.zeros_like(errors.scale))
             local.append(factors)
             saturations.append(saturation)
-        if len(truth) < 2:
-            raise CalibrationError(
-                expected="at least 2 calibration trajectories", got=str(len(truth)), remedy="hold out some trajectories"
-            )
+        remedy = "hold out some trajectories"
+        check_least(len(truth), 2, "calibration trajectories", remedy=remedy, error=CalibrationError)
         keys = untrained_steps(forecast, truth, allow_training_data=allow_training_data)
         by_lead = torch.stack(scales)
         wrong = ~_are_scales(by_lead)

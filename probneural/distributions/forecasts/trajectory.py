@@ -13,13 +13,13 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from probneural.checks import check_flag, check_integer, check_variances
+from probneural.checks import check_flag, check_integer, check_least, check_shape_among, check_variances
 from probneural.contexts import without_gradients
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.forecasts.ensemble_forecast import EnsembleForecast
 from probneural.distributions.forecasts.members import Members, step_duration
-from probneural.errors import ArgumentError, ShapeError
+from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs.provenance import Provenance, TrainingRecord
@@ -171,14 +171,8 @@ class Trajectory(EnsembleForecast):
             ForecastError: If a member is not finite.
         """
         variance = check_variances(noise, "noise").detach().to("cpu", torch.float64)
-        if tuple(variance.shape) not in ((), (self.channels,)):
-            raise ShapeError(
-                expected=f"a noise variance, or one per channel ({self.channels},)",
-                got=str(tuple(variance.shape)),
-                remedy="pass predictor.noise, or one number",
-            )
-        if self.members < 2:
-            raise ArgumentError(expected="two members or more", got="one", remedy="roll out more: members=32")
+        check_shape_among(variance, "noise", (), (self.channels,), remedy="pass predictor.noise, or one number")
+        check_least(self.members, 2, "members", remedy="roll out more: members=32", error=ArgumentError)
         rows: dict[str, list[Tensor]] = {"initial": [], "operator": [], "interaction": []}
         if self.ensemble.initial is None:
             rows["operator"] = [_average(u.samples.var(0), self.grid) for _, u in self.leads()]

@@ -34,7 +34,7 @@ from probneural.distributions.base import FieldDistribution
 from probneural.distributions.forecasts.members import StepInputs, members_of
 from probneural.distributions.forecasts.trajectory import Trajectory
 from probneural.distributions.latent import Latent, checked_seeds, common_random_numbers, digest
-from probneural.errors import ArgumentError, GridError, ShapeError, UnsupportedError
+from probneural.errors import ArgumentError, GridError, UnsupportedError
 from probneural.fields import MISSING, Field, check_field
 from probneural.fingerprints import identity_of
 from probneural.functionals import Functional
@@ -219,9 +219,8 @@ class Predictor(Undisturbed, ABC):
         if grid is None and not self.domain.is_uniform:  # training samples may have had different points
             raise GridError(expected="grid=, the points of the inputs", got="None", remedy="pass a Grid")
         axes = self.domain.dimension if grid is None else len(check_grid(grid).shape)
-        if values.ndim != 2 + axes:
-            expected, got = f"values (n, c, *grid) with {axes} axes of a grid", str(tuple(values.shape))
-            raise ShapeError(expected=expected, got=got, remedy="channels come second; use values[None, None]")
+        remedy = "give (n, c, *grid), channels second; use values[None, None]"
+        check_count(values.ndim, 2 + axes, "axes of values", remedy=remedy)
         grid = self.domain.resized(tuple(values.shape[2:])) if grid is None else grid
         largest = max(self.in_channels * grid.size, self.out_channels * (grid if query is None else check_grid(query)).size)
         step, parts = max(1, _VALUES // largest), []

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.checks import check_count, check_instance, check_sequence, described
+from probneural.checks import check_count, check_instance, check_least, check_sequence, described
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
@@ -142,8 +142,7 @@ def checked_predictors(predictors: Sequence[Predictor]) -> tuple[Predictor, ...]
     """
     remedy = "give a list of predictors of heads or calibrators"
     checked = check_sequence(predictors, "predictors", remedy=remedy, error=DataError)
-    if not checked:
-        raise DataError(expected="at least one predictor", got="none", remedy=remedy)
+    check_least(len(checked), 1, "predictors", remedy=remedy)
     for predictor in checked:
         check_instance(predictor, Predictor, "predictor", remedy=remedy)
     first = checked[0]

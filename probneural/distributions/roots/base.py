@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_floating, check_shape
+from probneural.checks import check_count, check_floating, check_shape
 from probneural.contexts import Undisturbed
 from probneural.distributions.latent import Seeds
 from probneural.errors import GridError, ShapeError
@@ -465,12 +465,8 @@ def check_transform(transform: LowRankUpdate, shape: tuple[int, int, int, int]) 
 
 def grid_shape(functional: Functional, points: int) -> Sequence[int]:
     """The shape that values on a functional's grid have, or a GridError unless it has this many points."""
-    if functional.grid.size != points:
-        raise GridError(
-            expected=f"a functional on the field's {points} points",
-            got=f"one on {functional.grid!r}",
-            remedy="build the functional from the distribution's grid",
-        )
+    remedy = "build the functional from the distribution's grid"
+    check_count(functional.grid.size, points, "points of a functional's grid, the field's", remedy=remedy, error=GridError)
     return functional.grid.shape
 
 

@@ -8,9 +8,8 @@ from typing import Protocol, runtime_checkable
 
 from torch import nn
 
-from probneural.checks import check_callable, check_instance, check_module
+from probneural.checks import check_callable, check_instance, check_least, check_module
 from probneural.distributions import MixturePredictor, Predictor
-from probneural.errors import DataError
 from probneural.heads.ensembles.deep_ensemble import (
     TRAIN_REMEDY,
     CheckedBuild,
@@ -114,8 +113,7 @@ class LaplaceEnsemble(Settings):
             trained: Sequence[nn.Module] = self._trained(check_module(operator, "operator"), data)
         else:
             trained = [check_module(one, "operator") for one in operator]
-        if not trained:
-            raise DataError(expected="at least one trained operator", got="none", remedy="give an operator to train")
+        check_least(len(trained), 1, "trained operators", remedy="give an operator to train")
         remedy = "a head's fit(operator, data) returns a predictor"
         return MixturePredictor(
             [check_instance(self.head.fit(one, data), Predictor, "what the head returns", remedy=remedy) for one in trained]

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
-from probneural.checks import check_choice, check_finite, check_module, check_real
+from probneural.checks import check_choice, check_finite, check_least, check_module, check_real
 from probneural.contexts import copy_for_call, undisturbed
 from probneural.distributions import FieldDistribution, GaussianField, Latent, Predictor, PredictorTraits
 from probneural.distributions.latent import digest, draw_keys, separate_batches
@@ -224,8 +224,7 @@ class KernelOperator(Settings):
         """
         copied = None if operator is None else copy.deepcopy(check_module(operator, "operator")).eval().requires_grad_(False)
         pairs = training_data(data, copied, is_shared=False)
-        if pairs.functions < 3:
-            raise DataError(expected="at least three pairs", got=str(pairs.functions), remedy="give more data")
+        check_least(pairs.functions, 3, "pairs", remedy="give more data")
         variances = pairs.output_units()[1].square()
         inputs, outputs = in_memory(pairs.inputs), in_memory(pairs.outputs)
         rounding = rounding_errors(outputs)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor, nn
 
-from probneural.checks import check_instance
+from probneural.checks import check_count, check_instance
 from probneural.contexts import copy_for_call
 from probneural.errors import ArgumentError, ReadoutError
 from probneural.fields import Field, evaluate, takes_grid
@@ -78,10 +78,7 @@ class Readout:
         rows = resample(features, home, where).flatten(2).mT
         if self.has_bias and self.response is None:
             rows = torch.cat([rows, torch.ones_like(rows[..., :1])], dim=-1)
-        if rows.shape[-1] != self.weight.shape[1]:
-            raise ReadoutError(
-                expected=f"{self.weight.shape[1]} features", got=str(rows.shape[-1]), remedy="fit the head again"
-            )
+        check_count(rows.shape[-1], self.weight.shape[1], "features", remedy="fit the head again", error=ReadoutError)
         return values, rows
 
     def home_and_factor(self, inputs: Field, query: Grid) -> tuple[Grid, Float64[Tensor, "*grid"] | None]:

@@ -11,7 +11,7 @@ import torch.autograd.forward_ad as forward_ad
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probneural.checks import check_choice, check_flag, check_integer
+from probneural.checks import check_choice, check_flag, check_integer, check_least
 from probneural.contexts import is_transformed
 from probneural.errors import ResolutionError
 from probneural.grids import per_axis
@@ -180,12 +180,9 @@ class SpectralConv(FrequencyMixing):
 
     def _check_resolution(self, sizes: Sequence[int]) -> None:
         for axis, (size, mode) in enumerate(zip(sizes, self.modes, strict=True)):
-            if size < 2 * mode - 1:
-                raise ResolutionError(
-                    expected=f"at least {2 * mode - 1} points along axis {axis} for {mode} modes",
-                    got=str(size),
-                    remedy="give the operator a finer grid, or build it with fewer modes",
-                )
+            remedy = "give the operator a finer grid, or build it with fewer modes"
+            things = f"points along axis {axis} for {mode} modes"
+            check_least(size, 2 * mode - 1, things, remedy=remedy, error=ResolutionError)
 
     def extra_repr(self) -> str:
         """Channels and modes, for printing."""

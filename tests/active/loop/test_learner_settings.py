@@ -95,7 +95,7 @@ class Greedy(Spy):
         ({"batch": 0}, ArgumentError, "an integer of at least 1 as batch at 6 labels"),
         ({"batch": lambda labels: 0}, ArgumentError, "an integer of at least 1 as batch"),
         ({"test": FieldPairs(POOL[:3], square(POOL[:3])).to(torch.float32)}, DataError, "not in the pool; got 3"),
-        ({"initial": 58}, DataError, "a pool of at least 62"),
+        ({"initial": 58}, DataError, "62 or more different functions in the pool"),
         ({"test": FieldPairs(POOL[:3], square(POOL[:3]))}, DataError, "test functions that are not in the pool; got 3"),
     ],
 )

@@ -544,7 +544,7 @@ def test_what_is_not_one_finite_function_is_refused(tmp_path):
         store.fail(two, reason="", seconds=0.0)
     with pytest.raises(DataError, match="one function"):
         store.key(two)
-    with pytest.raises(DataError, match="at least one key"):
+    with pytest.raises(DataError, match="1 or more keys"):
         store.pairs([])
     with pytest.raises(FileError, match="simulate that function again"):
         store.pairs(["0" * 40])

@@ -138,7 +138,7 @@ def test_errors() -> None:
         prediction.contains(data.outputs[:1])
     with pytest.raises(DataError, match="true values"):
         prediction.contains(Field(data.outputs.values * math.nan, GRID))
-    with pytest.raises(CalibrationError, match="at least one pair"):
+    with pytest.raises(CalibrationError, match="1 or more pairs"):
         band.coverage(data[:0])
     with pytest.raises(DataError, match="inputs"):
         band(Field(data.inputs.values * math.nan, GRID))

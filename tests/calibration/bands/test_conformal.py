@@ -114,7 +114,7 @@ def test_errors() -> None:
             scores_of(torch.arange(5)).quantile(level)
     with pytest.raises(CalibrationError, match="infinite scores"):
         conformal_scores(Synthetic(sd=0.0, noise=0.0), data).quantile(0.5)
-    with pytest.raises(CalibrationError, match="at least one pair"):
+    with pytest.raises(CalibrationError, match="1 or more pairs"):
         conformal_scores(Synthetic(), data[:0])
     broken = Field(torch.full((12, 1, 16), math.inf).double(), GRID)
     with pytest.raises(DataError, match="calibration outputs"):

@@ -264,7 +264,7 @@ def test_densities_take_a_few_functions_at_a_time(noise: float) -> None:
 @pytest.mark.bad_input
 def test_errors() -> None:
     data = scaled_pairs(20, seed=7)
-    with pytest.raises(CalibrationError, match="1 calibration fields"):
+    with pytest.raises(CalibrationError, match="1 or more calibration fields"):
         ScaleMixture().fit(Synthetic(), data[:0])
     with pytest.raises(CalibrationError, match="a variance wherever there are errors"):
         ScaleMixture().fit(scaled_by(1e-300, Synthetic(sd=0.0, noise=0.0)), data)

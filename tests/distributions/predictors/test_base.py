@@ -86,7 +86,7 @@ class TestBadInput:
             def _field(self, inputs: Field, query: Grid | None) -> FieldDistribution:
                 return inputs.values
 
-        with pytest.raises(UnsupportedError, match="a predictor of field distributions; got Tensor"):
+        with pytest.raises(UnsupportedError, match="a FieldDistribution as field"):
             FunctionDraw(Strange(), seed=0)(INPUTS.values)
 
 

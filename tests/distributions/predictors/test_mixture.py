@@ -208,7 +208,7 @@ class TestIndependence:
 @pytest.mark.bad_input
 class TestBadInput:
     def test_predictors_that_do_not_fit_together(self) -> None:
-        with pytest.raises(DataError, match="at least one predictor"):
+        with pytest.raises(DataError, match="1 or more predictors"):
             MixturePredictor([])
         with pytest.raises(DataError, match="a Predictor as predictor"):
             MixturePredictor([torch.nn.Linear(1, 1)])  # type: ignore[list-item]

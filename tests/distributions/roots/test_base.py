@@ -157,7 +157,7 @@ class TestBadRoots:
 
     @pytest.mark.parametrize("root", ROOTS)
     def test_functional_of_another_size(self, root: Root) -> None:
-        with pytest.raises(GridError, match="a functional on the field's 6 points"):
+        with pytest.raises(GridError, match="6 points of a functional's grid, the field's"):
             root.push(integral(GRIDS["ends"]))
 
     @pytest.mark.parametrize("root", ROOTS)

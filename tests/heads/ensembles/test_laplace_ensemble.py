@@ -75,7 +75,7 @@ class TestBadInput:
             LaplaceEnsemble(2).fit(CASE.operator, CASE.data)
 
     def test_no_operators(self) -> None:
-        with pytest.raises(DataError, match="at least one trained operator"):
+        with pytest.raises(DataError, match="1 or more trained operators"):
             LaplaceEnsemble().fit([], CASE.data)
 
     def test_a_head_without_predictor(self) -> None:

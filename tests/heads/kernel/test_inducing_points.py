@@ -149,5 +149,5 @@ def test_a_predictor_of_inducing_points(tmp_path: FilePath, monkeypatch: pytest.
 def test_bad_settings() -> None:
     process, _ = conditioned(5)
     for nugget in (0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(ArgumentError, match="a finite nugget > 0"):
+        with pytest.raises(ArgumentError, match="a finite number above 0 as nugget"):
             InducingProcess(process.covariance, nugget, process.inducing, process.gram, process.projected, process.amplitude)

@@ -716,7 +716,7 @@ def test_report() -> None:
 @pytest.mark.bad_input
 def test_bad_data() -> None:
     data = pairs()
-    with pytest.raises(DataError, match="three pairs"):
+    with pytest.raises(DataError, match="3 or more pairs"):
         QUICK.fit(None, data[:2])
     flat = Field(torch.ones_like(data.inputs.values), PERIODIC)
     with pytest.raises(DataError, match="inputs that vary"):

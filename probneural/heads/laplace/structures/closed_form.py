@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from probneural.checks import check_integer
 from probneural.curvature.kronecker_factorisation import kronecker
 from probneural.curvature.kronecker_factors import KroneckerWeights
 from probneural.curvature.weights import DiagonalWeights
@@ -107,12 +108,8 @@ class Full(Structure):
             EvidenceError: If the evidence determines no noise or prior.
         """
         size = problem.layout.size
-        if size > LARGEST:
-            raise UnsupportedError(
-                expected=f"at most {LARGEST} parameters for a dense covariance",
-                got=str(size),
-                remedy="choose parameters=, another structure=, or LastLayerLaplace",
-            )
+        remedy = "choose parameters=, another structure=, or LastLayerLaplace"
+        check_integer(size, "number of parameters for a dense covariance", most=LARGEST, remedy=remedy, error=UnsupportedError)
         curvature = torch.zeros(size, size, dtype=torch.float64, device=problem.vector.device)
         prior_std = problem.prior_std
         for rows in problem.rows(show_progress=show_progress)():
