@@ -9,10 +9,9 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from probneural.checks import check_count, check_finite, check_instance, check_integer
+from probneural.checks import check_count, check_finite, check_instance, check_integer, check_least
 from probneural.contexts import Undisturbed, undisturbed
 from probneural.distributions import Predictor
-from probneural.errors import DataError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid, check_grid
 from probneural.randomness import check_seed, stream
@@ -32,23 +31,15 @@ class Candidates:
 
     Args:
         fresh: Indices of functions that are not labelled, without copies of each other, ascending.
-        spare: Indices of their copies, ascending.
-        order: Place of each function of the pool in a seeded random order, which breaks ties.
+        shuffled: All of them in a seeded random order, copies last.
     """
 
     fresh: Int64[Tensor, " a"]
-    spare: Int64[Tensor, " b"]
-    order: Int64[Tensor, " n"]
-
-    def shuffled(self) -> Int64[Tensor, " ab"]:
-        """All candidates in the seeded random order, copies last."""
-        return torch.cat([part[self.order[part].argsort()] for part in (self.fresh, self.spare)])
+    shuffled: Int64[Tensor, " b"]
 
     def completed(self, chosen: list[int], count: int) -> Int64[Tensor, " count"]:
         """`count` indices: the chosen ones, then the others in the random order, copies last."""
-        selected = set(chosen)
-        remaining = [index for index in self.shuffled().tolist() if index not in selected]
-        return torch.tensor((chosen + remaining)[:count], dtype=torch.int64)
+        return torch.tensor(list(dict.fromkeys(chosen + self.shuffled.tolist()))[:count], dtype=torch.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +136,7 @@ class RandomSelection(Selector):
     """
 
     def _choose(self, request: Request) -> Int64[Tensor, " count"]:
-        return request.eligible.shuffled()[: request.count]
+        return request.eligible.shuffled[: request.count]
 
 
 @dataclass(frozen=True)
@@ -245,15 +236,13 @@ def candidates(pool: Field, count: int, *, seed: int, labelled: Field | None) ->
         ArgumentError: If `count` is not an integer, or not between 1 and the number of functions that are not labelled.
     """
     check_field(pool, "pool")
-    if labelled is not None:
-        check_field(labelled, "labelled")
     check_finite(pool.values, "pool functions")
     if labelled is not None:
+        check_field(labelled, "labelled")
         check_finite(labelled.values, "labelled functions")
         remedy = "use one layout for both"
         check_count(labelled.channels, pool.channels, "channels of labelled functions, as in the pool", remedy=remedy)
-    if not len(pool):
-        raise DataError(expected="functions to choose from", got="nothing: the pool is empty", remedy="draw a pool")
+    check_least(len(pool), 1, "functions in the pool", remedy="draw a pool")
     is_labelled = [False] * len(pool) if labelled is None or not len(labelled) else _is_labelled(pool, labelled).tolist()
     fresh: list[int] = []
     spare: list[int] = []
@@ -263,13 +252,11 @@ def candidates(pool: Field, count: int, *, seed: int, labelled: Field | None) ->
             (spare if digest in digests else fresh).append(index)
             digests.add(digest)
     total = len(fresh) + len(spare)
-    if not total:
-        raise DataError(
-            expected="functions to choose from", got=f"a fully labelled pool of {len(pool)}", remedy="draw a larger pool"
-        )
+    check_least(total, 1, "unlabelled functions in the pool", remedy="draw a larger pool")
     count = check_integer(count, "count", most=total, remedy="choose fewer unlabelled functions, or draw a larger pool")
-    order = torch.randperm(len(pool), generator=stream(seed, "ties")).argsort()
-    return Candidates(torch.tensor(fresh, dtype=torch.int64), torch.tensor(spare, dtype=torch.int64), order)
+    order = torch.randperm(len(pool), generator=stream(seed, "ties")).argsort().tolist()
+    shuffled = sorted(fresh, key=order.__getitem__) + sorted(spare, key=order.__getitem__)
+    return Candidates(torch.tensor(fresh, dtype=torch.int64), torch.tensor(shuffled, dtype=torch.int64))
 
 
 def _is_labelled(pool: Field, labelled: Field) -> Bool[Tensor, " n"]:

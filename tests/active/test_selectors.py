@@ -264,9 +264,9 @@ def test_counts_that_cannot_be_met(name: str, count: int, labelled: int) -> None
 
 @pytest.mark.parametrize("name", SELECTORS)
 def test_pools_with_nothing_to_choose(name: str) -> None:
-    with pytest.raises(DataError, match="the pool is empty"):
+    with pytest.raises(DataError, match="1 or more functions in the pool"):
         SELECTORS[name].select(build_predictor(), pool()[:0], count=1, seed=0)
-    with pytest.raises(DataError, match="a fully labelled pool"):
+    with pytest.raises(DataError, match="1 or more unlabelled functions"):
         SELECTORS[name].select(build_predictor(), pool(), count=1, seed=0, labelled=pool())
 
 
