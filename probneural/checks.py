@@ -244,8 +244,8 @@ def check_sequence(value: object, name: str, *, remedy: str, error: type[Probneu
     return tuple(value)
 
 
-def check_shape(tensor: Tensor | NDArray[Any], name: str, *sizes: int | str, remedy: str) -> None:
-    """Raise a ShapeError unless a tensor has these sizes.
+def check_shape(tensor: object, name: str, *sizes: int | str, remedy: str) -> Tensor:
+    """Return a tensor, or an array, of these sizes; raise a ShapeError for any other object.
 
     Args:
         tensor: The tensor.
@@ -254,15 +254,18 @@ def check_shape(tensor: Tensor | NDArray[Any], name: str, *sizes: int | str, rem
         remedy: How to mend it.
 
     Examples:
-        >>> check_shape(torch.ones(2, 3), "values", "...", 3, remedy="")
+        >>> check_shape(torch.ones(2, 3), "values", "...", 3, remedy="").sum()
+        tensor(6.)
     """
-    shape, is_open = tuple(tensor.shape), sizes[:1] == ("...",)
+    is_open, is_tensor = sizes[:1] == ("...",), isinstance(tensor, Tensor | np.ndarray)
+    shape = tuple(getattr(tensor, "shape", ()))
     last = sizes[1:] if is_open else sizes
     pairs = zip(last, shape[len(shape) - len(last) :], strict=False)
     fits = len(shape) == len(last) or (is_open and len(shape) > len(last))
-    if not fits or any(not isinstance(size, str) and size != length for size, length in pairs):
+    if not is_tensor or not fits or any(not isinstance(size, str) and size != length for size, length in pairs):
         expected = f"{name} of shape ({', '.join(map(str, sizes))}{',' * (len(sizes) == 1)})"
-        raise ShapeError(expected=expected, got=str(shape), remedy=remedy)
+        raise ShapeError(expected=expected, got=str(shape) if is_tensor else described(tensor), remedy=remedy)
+    return tensor  # type: ignore[return-value]
 
 
 def check_shape_among(

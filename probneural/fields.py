@@ -20,7 +20,7 @@ from probneural.arrays.meshes import write_meshes
 from probneural.arrays.plausibility import warn_of_fill_values
 from probneural.arrays.reading import Mask, check_grid_alone, common_dtype, read_numpy, read_xarray, to_array
 from probneural.contexts import Undisturbed
-from probneural.errors import DataError, OperatorError, ProbneuralError, ShapeError
+from probneural.errors import DataError, OperatorError, ProbneuralError
 from probneural.grids import Grid, check_grid, resample
 from probneural.grids.grid import check_same_grid
 from probneural.registry import stored
@@ -436,11 +436,8 @@ def evaluate(operator: nn.Module, inputs: Field, query: Grid | None = None) -> F
             remedy="give it functions of the grid, channels and dtype that it was built for (inputs.resample(grid) changes the "
             "grid), or wrap it in a module that does; if they are, the exception above this one shows where it fails",
         ) from error
-    if not isinstance(values, Tensor) or values.ndim < 2 or tuple(values.shape) != (len(inputs), values.shape[1], *where.shape):
-        got = str(tuple(values.shape)) if isinstance(values, Tensor) else str(type(values))
-        expected = f"an operator that returns ({len(inputs)}, channels, {', '.join(map(str, where.shape))})"
-        raise ShapeError(expected=expected, got=got, remedy="wrap the module so that it maps (n, c, *grid) to (n, c', *grid)")
-    return values
+    remedy = "wrap the module so that it maps (n, c, *grid) to (n, c', *grid)"
+    return checks.check_shape(values, "what an operator returns", len(inputs), "channels", *where.shape, remedy=remedy)
 
 
 def _says_enough(error: Exception) -> bool:

@@ -22,7 +22,7 @@ from probneural.distributions.mixture import MixtureField
 from probneural.distributions.predictors.base import Calibrated, Predictor
 from probneural.distributions.roots.base import Root
 from probneural.distributions.roots.sums import CorrectedRoot
-from probneural.errors import ArgumentError, DataError, ProbneuralError, ShapeError, UnsupportedError
+from probneural.errors import ArgumentError, DataError, ProbneuralError, UnsupportedError
 from probneural.fields import Field, check_field
 from probneural.fingerprints import identity_of
 from probneural.grids import Grid, check_grid
@@ -225,9 +225,7 @@ class Residual:
         result: object = self.equation(u, None if inputs is None else check_field(inputs, "inputs"))
         residual = result.values if isinstance(result, Field) else result
         remedy = "return the residual's values on the solution's grid"
-        values = check_instance(residual, Tensor, "what the equation returns", remedy=remedy, error=ShapeError)
-        check_shape(values, "what the equation returns", len(u), "k", *grid.shape, remedy=remedy)
-        return values
+        return check_shape(residual, "what the equation returns", len(u), "k", *grid.shape, remedy=remedy)
 
     def terms(self, predicted: Float[Tensor, "n c *grid"], inputs: Field | None, grid: Grid) -> dict[str, Tensor]:
         """Mean squares of the equation's residual and of the misfit of each condition, averaged over samples.

@@ -260,13 +260,8 @@ class StateDistribution(_Joined):
         Raises:
             ShapeError: If `build` returns another shape.
         """
-        states = self.build(coefficients, grid)
-        expected = (len(coefficients), self.channels, *grid.shape)
-        if not isinstance(states, Tensor) or states.shape != expected:
-            raise ShapeError(
-                expected=f"states of shape {expected} from build", got=describe_tensor(states), remedy="axis 1 is channels"
-            )
-        return states
+        states, sizes = self.build(coefficients, grid), (len(coefficients), self.channels, *grid.shape)
+        return check_shape(states, "states from build", *sizes, remedy="axis 1 is channels")
 
 
 def describe_tensor(value: object) -> str:

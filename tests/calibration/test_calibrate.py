@@ -142,7 +142,7 @@ def test_samples_of_training_or_of_another_calibration_are_refused() -> None:
 
 
 def test_bad_arguments_are_refused() -> None:
-    with pytest.raises(CalibrationError, match="at least 2"):
+    with pytest.raises(CalibrationError, match="2 or more calibration fields"):
         calibrate(Synthetic(), pairs(1))
 
 

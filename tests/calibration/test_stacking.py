@@ -182,7 +182,7 @@ class TestBadInput:
         data = mixed(5, fraction=0.5)
         with pytest.raises(DataError, match="1 or more predictors"):
             Stacking().fit([], data)
-        with pytest.raises(CalibrationError, match="1 calibration fields"):
+        with pytest.raises(CalibrationError, match="1 or more calibration fields"):
             Stacking().fit(PAIR, data[:0])
 
     def test_observations_without_density(self) -> None:

@@ -231,12 +231,8 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
             LatentError: As `posterior`.
         """
         _check_designs(X)
-        if not isinstance(Y, Tensor) or Y.ndim < 2 or Y.shape[-2:] != (X.shape[-2], self.num_outputs):
-            raise ShapeError(
-                expected=f"Y of shape (..., {X.shape[-2]}, {self.num_outputs}), one row per design and one column per output",
-                got=str(tuple(Y.shape) if isinstance(Y, Tensor) else type(Y)),
-                remedy="b x q x d designs have f x b x q x m observations",
-            )
+        remedy = "b x q x d designs have f x b x q x m observations"
+        check_shape(Y, "Y", "...", X.shape[-2], self.num_outputs, remedy=remedy)
         check_finite(Y, "observations")
         variance = check_noise(self.noise if noise is None else noise, Y.shape, X)
         batch = broadcast_batches(Y.shape[:-2], variance.shape[:-2], X.shape[:-2], self._batch_shape)

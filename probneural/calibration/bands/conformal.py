@@ -41,7 +41,7 @@ from probneural.contexts import Undisturbed, undisturbed
 from probneural.distributions.base import FieldDistribution, check_values
 from probneural.distributions.forecasts.trajectory import Forecast
 from probneural.distributions.predictors.base import Predictor
-from probneural.errors import CalibrationError, GridError, ShapeError
+from probneural.errors import CalibrationError, GridError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid, check_grid
 from probneural.metrics.comparison import compare, domain_average
@@ -675,7 +675,6 @@ class ResidualBound:
             predicted = self.predictor(part, query).mean.to(torch.float64)
             residuals = self.method.residual(predicted, Field(part.values.to(predicted), part.grid), grid)
             remedy = "return its values on the predictions' grid"
-            check_instance(residuals, Tensor, "a residual", remedy=remedy, error=ShapeError)
             check_shape(residuals, "a residual", len(part), "k", *grid.shape, remedy=remedy)
             check_finite(residuals, "residuals", remedy="return 0 where the residual is not defined")
             yield residuals.to(torch.float64)

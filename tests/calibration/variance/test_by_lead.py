@@ -261,7 +261,7 @@ def test_what_cannot_be_scaled_is_refused() -> None:
     with pytest.raises(CalibrationError, match="errors above the noise"):
         LeadScale(noise=1e6).fit(forecast, truth)
     one, single = forecast_and_truth(1, steps=2, members=3)
-    with pytest.raises(CalibrationError, match="at least 2"):
+    with pytest.raises(CalibrationError, match="2 or more calibration trajectories"):
         LeadScale().fit(one, single)
     alone, alone_truth = forecast_and_truth(3, steps=2, members=1)
     with pytest.raises(DataError, match="two or more members"):
