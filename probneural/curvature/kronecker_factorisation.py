@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probneural.checks import check_least, check_shape, validated
+from probneural.checks import check_finite, check_least, check_shape, validated
 from probneural.curvature.kronecker_factors import BlockBases, KroneckerFactors, MatrixBlocks, PairMixing
 from probneural.curvature.parameters import ParameterVector
-from probneural.errors import ArgumentError, DataError, UnsupportedError
+from probneural.errors import ArgumentError, UnsupportedError
 from probneural.linear_algebra.principal_components import canonical
 from probneural.randomness import stream
 
@@ -127,8 +127,7 @@ def _check_prior(prior_std: Tensor, blocks_of_shapes: Sequence[MatrixBlocks], na
 def _checked(rows: Callable[[], Iterable[Tensor]], size: int) -> Iterator[Tensor]:
     for piece in rows():
         check_shape(piece, "rows", "r", size, remedy="use the layout of the factors")
-        if not bool(piece.isfinite().all()):
-            raise DataError(expected="finite gradients", got="others", remedy="look for overflow in the operator or its inputs")
+        check_finite(piece, "gradients", remedy="look for overflow in the operator or its inputs")
         yield from piece.detach().split(max(1, _ENTRIES // size))
 
 

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_counts, check_floating, check_integer, check_positive, check_shape, validated
-from probneural.errors import ArgumentError, DataError
+from probneural.checks import check_counts, check_finite, check_floating, check_integer, check_positive, check_shape, validated
+from probneural.errors import ArgumentError
 from probneural.linear_algebra.symmetric_maps import Map, apply, gaussian, inner, orthonormal, row_norms
 from probneural.randomness import stream
 
@@ -134,8 +134,7 @@ def top_eigenpairs(
     check_positive(tolerance, "tolerance")
     if start is not None:
         check_shape(start, "start", size, "k", remedy="one direction per column")
-    if start is not None and not bool(start.isfinite().all()):
-        raise DataError(expected="a start that is finite", got="NaN or infinity", remedy="leave it out")
+        check_finite(start, "start", remedy="leave it out")
     like = torch.zeros((), dtype=torch.float64, device="cpu") if like is None else check_floating(like, "like").new_zeros(())
     search = _Search(product, size, rank=rank, tolerance=tolerance, like=like)
     return search.run(start, limit=max_products or max(400, 20 * rank), generator=stream(seed, "eigenpairs"))

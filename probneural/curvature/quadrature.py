@@ -10,9 +10,8 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.checks import check_counts, check_floating, check_shape, validated
+from probneural.checks import check_counts, check_finite, check_floating, check_shape, validated
 from probneural.curvature.lanczos import Eigenpairs, RitzPairs, check_semidefinite
-from probneural.errors import DataError
 from probneural.linear_algebra.symmetric_maps import Map, apply, gaussian, row_norms
 from probneural.randomness import stream
 
@@ -73,8 +72,7 @@ class SpectralMeasure:
 
 
 def _finite(values: Tensor) -> Tensor:
-    if not bool(values.isfinite().all()):
-        raise DataError(expected="a function that is finite at the nodes", got="NaN or infinity", remedy="add a positive shift")
+    check_finite(values, "values of the function at the nodes", remedy="add a positive shift")
     return values
 
 

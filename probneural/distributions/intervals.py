@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from probneural.checks import check_shape, real_tensor
+from probneural.checks import check_finite, check_shape, real_tensor
 from probneural.distributions.roots.base import DenseRoot, Root, root_sum_of_squares, square_root
 from probneural.distributions.roots.modulated import ModulatedRoot
 from probneural.distributions.roots.sums import SideBySideRoot
-from probneural.errors import ArgumentError, DataError
+from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.linear_algebra.conditioning import increment
 from probneural.linear_algebra.densities import (
@@ -127,8 +127,7 @@ def member_quantiles(
     Raises:
         DataError: If a member is not finite.
     """
-    if not bool(torch.isfinite(members).all()):
-        raise DataError(expected="finite members", got="NaN or infinite ones", remedy="drop those members")
+    check_finite(members, "members", remedy="drop those members")
     held = weights > 0
     members, weights, levels = members[held], weights[held], probabilities.to(members)
     exact = _interpolated(members, weights, levels)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from probneural.checks import (
     check_count,
+    check_finite,
     check_flag,
     check_instance,
     check_integer,
@@ -678,8 +679,7 @@ def _coordinates(points: Tensor | Sequence[Sequence[float]]) -> Float64[Tensor, 
         where = real_tensor(points, "points", dtype=torch.float64, device=host).detach() + 0.0  # -0.0 would break the hash
     if where.ndim != 2 or 0 in where.shape:
         raise ShapeError(expected="points of shape (p, d)", got=str(tuple(where.shape)), remedy="one row per point")
-    if not bool(torch.isfinite(where).all()):
-        raise DataError(expected="finite points", got="NaN or infinity", remedy="check the array")
+    check_finite(where, "points", remedy="check the array")
     return where
 
 

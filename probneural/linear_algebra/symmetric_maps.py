@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_instance, check_shape
+from probneural.checks import check_finite, check_instance, check_shape
 from probneural.errors import DataError
 
 Map = Callable[[Tensor], Tensor]
@@ -43,8 +43,7 @@ def apply(product: Map, rows: Float[Tensor, "s P"], *, size: int) -> Float[Tenso
             expected="a product of real numbers", got=str(images.dtype), remedy="lay complex numbers out as (real, imaginary)"
         )
     images = images.to(rows)
-    if not bool(images.isfinite().all()):
-        raise DataError(expected="a product that is finite", got="NaN or infinity", remedy="check the map, or use float64")
+    check_finite(images, "images of a map", remedy="check the map, or use float64")
     return images
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probneural.arrays.layouts import TIME, named_role
-from probneural.checks import assign, check_integer, real_tensor
+from probneural.checks import assign, check_finite, check_integer, real_tensor
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import select_rows
 from probneural.settings import Count, Index, Positive, Settings
@@ -79,8 +79,7 @@ class WindowClock(Settings):
         if states.ndim != 2 or states.shape[1] < self.history:
             got, remedy = str(tuple(states.shape)), "give the times of the input states, then those of the output states"
             raise ShapeError(expected=f"times of {self.history} or more states of each pair, (n, k)", got=got, remedy=remedy)
-        if not bool(torch.isfinite(states).all()):
-            raise DataError(expected="finite times", got=str(states.tolist())[:100], remedy="leave out rows without a time")
+        check_finite(states, "times", remedy="leave out rows without a time")
         assign(self, states=states)
         if self.trajectories is not None:
             fits = isinstance(self.trajectories, Tensor) and self.trajectories.dtype == torch.int64
