@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed
@@ -21,9 +20,6 @@ from probneural.grids.grid import check_same_grid
 from probneural.pairs import FieldSource
 from probneural.processes import sum_over_processes
 from probneural.settings import Count, Settings
-
-if TYPE_CHECKING:
-    pass
 
 
 @validated
