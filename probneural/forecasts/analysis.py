@@ -18,6 +18,7 @@ from probneural.checks import (
     check_floating,
     check_instance,
     check_integer,
+    check_positive,
     check_real,
 )
 from probneural.contexts import remembered, without_gradients
@@ -238,9 +239,14 @@ def taper(grid: Grid, radius: float) -> Float64[Tensor, "p p"]:
         ArgumentError: If the radius is not positive, or too large for a periodic axis.
         GridError: If the grid has more than 8192 points.
     """
-    # The correlations are positive definite up to half of the shortest periodic axis.
+    radius = check_positive(radius, "localisation")
     shortest = min((axis.length for axis in check_grid(grid).axes if axis.periodic), default=float("inf"))
-    radius = check_real(radius, "localisation", above=0.0, most=0.5 * shortest * (1.0 + 1e-12))
+    if radius > 0.5 * shortest * (1.0 + 1e-12):
+        raise ArgumentError(
+            expected=f"a localisation of at most {0.5 * shortest:g}, half of the shortest periodic axis",
+            got=f"{radius:g}",
+            remedy="choose a shorter distance, or localisation=None for none",
+        )
     remedy = "assimilate on a coarser grid, or without localisation and with more members"
     check_integer(grid.size, "size of a grid to localise on", most=_LARGEST, remedy=remedy, error=GridError)
     return _taper(grid, radius)

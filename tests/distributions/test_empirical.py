@@ -70,7 +70,7 @@ class TestBadInput:
 
     @pytest.mark.parametrize("shape", [(2, 1, 4), (0, 2, 1, 4), (3, 2, 1, 5), (3, 2, 1, 2, 2)])
     def test_samples_of_another_shape(self, shape: tuple[int, ...]) -> None:
-        with pytest.raises(ShapeError, match="1 or more members"):
+        with pytest.raises(ShapeError, match="samples of shape|1 or more members"):
             EmpiricalField(torch.zeros(shape), grid=GRID)
 
     @pytest.mark.parametrize("shape", [(2,), (3, 1), ()])

@@ -163,7 +163,7 @@ def test_steps_that_did_not_suffice_are_reported() -> None:
 
 
 def test_bad_input_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="one observation or more"):
+    with pytest.raises(ArgumentError, match="1 or more observations"):
         four_d_var(step, prior(), observations=[])
     with pytest.raises(ArgumentError, match="with a predictor only"):
         four_d_var(step, prior(), observations=observations(), inputs=StepInputs(history=2))

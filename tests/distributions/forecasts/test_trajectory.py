@@ -364,7 +364,7 @@ class TestBadInput:
             forecast.apply([total, sensors(GRID, [[0.0], [0.5]])], leads=[1, 2])
         with pytest.raises(GridError):
             forecast.apply(integral(Grid.uniform(5)))
-        with pytest.raises(ArgumentError, match="two members or more"):
+        with pytest.raises(ArgumentError, match="2 or more members"):
             rolled(members=1).variance_shares()
 
 

@@ -212,7 +212,7 @@ class TestBadInput:
             MixturePredictor([])
         with pytest.raises(DataError, match="a Predictor as predictor"):
             MixturePredictor([torch.nn.Linear(1, 1)])  # type: ignore[list-item]
-        with pytest.raises(ShapeError, match="predictors from 1 to 1 channels"):
+        with pytest.raises(ShapeError, match="1 input channels of predictor 1"):
             MixturePredictor([Synthetic(), Synthetic(channels=2)])
         operator = FNO(1, 1, modes=(3,), width=4, depth=1, projection=6, seed=0).double()
         longer = fields(Grid.uniform((12,), lengths=(2.0,)), 6, 1, seed=1)
