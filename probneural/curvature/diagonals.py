@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.checks import check_counts, check_floating, validated
+from probneural.checks import check_counts, check_floating, check_least, validated
 from probneural.errors import ArgumentError
 from probneural.linear_algebra.symmetric_maps import Map, apply, gaussian, inner, orthonormal, signs
 from probneural.randomness import stream
@@ -176,8 +176,7 @@ def xdiag(product: Map, size: int, *, products: int, seed: int = 0, like: Tensor
         tensor([2., 1., 0., 0., 0.], dtype=torch.float64)
     """
     check_counts(products=products, size=size)
-    if products < min(4, size):
-        raise ArgumentError(expected="at least 4 products", got=str(products), remedy="an error bar takes two random vectors")
+    check_least(products, min(4, size), "products", remedy="an error bar takes two random vectors", error=ArgumentError)
     like = torch.zeros((), dtype=torch.float64, device="cpu") if like is None else check_floating(like, "like").new_zeros(())
     if products >= size:
         values = _exact_diagonal(product, size, like)

@@ -193,13 +193,9 @@ class CurvatureProblem:
 
     def _check_data(self) -> None:
         check_least(len(self.inputs), 1, "input functions", remedy="pass some")
-        size = (len(self.inputs), self.where.size) if self.where.has_points_per_sample else (self.where.size,)
-        if (*self.likelihood.weights.shape[:-2], self.likelihood.weights.shape[-1]) != size:
-            raise ShapeError(
-                expected=f"a likelihood on the output grid's {self.where.size} points",
-                got=f"weights {tuple(self.likelihood.weights.shape)}",
-                remedy="make it with QuadratureGaussian.of(grid, precision) on the same grid",
-            )
+        samples = [len(self.inputs)] if self.where.has_points_per_sample else []
+        remedy = "make the likelihood on the outputs' grid: QuadratureGaussian.of(grid, precision)"
+        check_shape(self.likelihood.weights, "weights", *samples, "c", self.where.size, remedy=remedy)
         if self.targets is None:
             return
         check_same_grid(self.targets.grid.unmasked, self.where.unmasked, "targets", remedy="pass their grid as grid=")

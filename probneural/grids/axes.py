@@ -11,7 +11,7 @@ from jaxtyping import Float, Float64, Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.checks import real_tensor
+from probneural.checks import check_count, real_tensor
 from probneural.contexts import remembered
 from probneural.errors import GridError
 from probneural.linear_algebra.interpolation import (
@@ -187,8 +187,7 @@ def check_latitudes(axis: Axis, latitudes: tuple[float, ...] | None) -> None:
     """Raise a GridError unless the ends of latitude cells enclose the points of their axis, on the sphere."""
     if latitudes is None:
         return
-    if len(latitudes) != 2:
-        raise GridError(expected="two ends of latitudes", got=repr(latitudes), remedy="give south and north, in degrees")
+    check_count(len(latitudes), 2, "ends of latitudes", remedy="give south and north, in degrees", error=GridError)
     points = axis.coordinates
     slack = 1e-9 * axis.length
     south, north = latitudes

@@ -76,7 +76,7 @@ def grid_from_coordinates(
     spans = tuple(lengths) if isinstance(lengths, Sequence) else (lengths,) * count
     for name, entries in (("periodic", rounds), ("lengths", spans)):
         remedy = f"give one entry per space dimension, {', '.join(names)}, in the order of the array's"
-        check_count(len(entries), count, f"entries of {name}", remedy=remedy, error=ArgumentError)
+        check_count(len(entries), count, f"entries of {name}=", remedy=remedy, error=ArgumentError)
     positions_by_axis = {
         dim: Axis(size, 1.0 if span is None else span, flag, not flag).coordinates.numpy() if positions is None else positions
         for (dim, positions), size, span, flag in zip(checked.items(), shape, spans, rounds, strict=True)

@@ -16,7 +16,8 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from probneural.errors import ConstraintError, ShapeError
+from probneural.checks import check_shape
+from probneural.errors import ConstraintError
 from probneural.linear_algebra.principal_components import resolved_eigenpairs, singular_values
 
 
@@ -252,12 +253,7 @@ class LowRankUpdate:
         Raises:
             ShapeError: If one map serves all inputs.
         """
-        if not self.batch_shape:
-            raise ShapeError(
-                expected="a map per input, directions (n, r, k)",
-                got=str(tuple(self.directions.shape)),
-                remedy="use it as it is: it serves all inputs",
-            )
+        check_shape(self.directions, "directions", "...", "n", "r", "k", remedy="use the map as it is: it serves all inputs")
         return LowRankUpdate(self.directions[index], self.factors[index])
 
 

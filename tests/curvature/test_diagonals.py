@@ -263,7 +263,7 @@ def test_bad_input() -> None:
     for name in ("sketch", "probes"):
         with pytest.raises(ArgumentError, match=name):
             rows_of(root, **{"sketch": 3, "probes": 3, name: 0})
-    with pytest.raises(ArgumentError, match="at least 4"):
+    with pytest.raises(ArgumentError, match="4 or more products"):
         xdiag(torch.clone, 9, products=3)
     with pytest.raises(ArgumentError, match="products"):
         xdiag(torch.clone, 9, products=0)

@@ -304,7 +304,7 @@ def test_the_result_has_diagnostics_and_fields() -> None:
     assert torch.equal(problem.sample("pcn", draws=40, warm_up=20, **QUIET).theta, posterior.theta)
     assert not torch.equal(problem.sample("pcn", draws=40, warm_up=20, seed=1, **QUIET).theta, posterior.theta)
     assert problem.map().std.tolist() == [0.0] * 4
-    with pytest.raises(ArgumentError, match="4 draws"):
+    with pytest.raises(ArgumentError, match="4 or more draws per chain"):
         problem.sample("pcn", draws=4, warm_up=2, **QUIET).r_hat  # noqa: B018
 
 

@@ -47,7 +47,7 @@ class TestLowRankUpdate:
     def test_is_selected_by_input(self, batch: tuple[int, ...], rows: int) -> None:
         one, matrix = transform("transform", *batch, rows, 5)
         if not batch:
-            with pytest.raises(ShapeError, match=r"a map per input, directions \(n, r, k\)"):
+            with pytest.raises(ShapeError, match=r"directions of shape \(\.\.\., n, r, k\)"):
                 one[0]
             return
         for index in (0, -1, slice(1), torch.tensor([1, 0, 1])):

@@ -307,9 +307,9 @@ def test_too_few_points_on_a_later_axis_are_named() -> None:
 @pytest.mark.bad_input
 def test_bad_arguments_are_refused() -> None:
     for modes in ((), (0,), (2, -1), 4, (1.5,), (1, 1, 1, 1)):
-        with pytest.raises(ArgumentError, match="an integer from 1 to 3 as number of axes with modes"):
+        with pytest.raises(ArgumentError, match="as modes|as number of axes with modes"):
             SpectralConv(1, 1, modes=modes)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="one entry of periodic per axis"):
+    with pytest.raises(ArgumentError, match="1 entries of periodic"):
         SpectralConv(1, 1, modes=(2,), periodic=(True, False))
     with pytest.raises(ArgumentError, match="in_channels; got 0"):
         SpectralConv(0, 1, modes=(2,))

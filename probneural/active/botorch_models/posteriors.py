@@ -117,12 +117,8 @@ class FieldPosterior(TensorPosterior):
         noise: Float[Tensor, "..."] | None = None,
         latent: str | None = None,
     ) -> None:
-        if mean.ndim < 2 or root.ndim != mean.ndim + 1 or root.shape[:-1] != mean.shape:
-            raise ShapeError(
-                expected="a mean of shape b x q x m and a root of shape b x q x m x k",
-                got=f"{tuple(mean.shape)} and {tuple(root.shape)}",
-                remedy="append the latent axis to the mean's shape",
-            )
+        check_shape(mean, "a mean", "...", "q", "m", remedy="give one of shape b x q x m")
+        check_shape(root, "a root", *mean.shape, "k", remedy="append the latent axis to the mean's shape")
         super().__init__(mean)
         self.root = root
         self.latent = latent

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypedDict
 from torch import Tensor
 
 from probneural.active.simulation.store_files import FAILURES, RESULTS, SUFFIX, DamagedError, check_readable, locked, path_of
-from probneural.checks import check_finite
+from probneural.checks import check_count, check_finite
 from probneural.errors import DataError, GridError, ProbneuralError
 from probneural.fields import Field
 from probneural.grids import Grid, check_unmasked
@@ -136,8 +136,7 @@ def rebuild_grid(described: dict[str, Any], tensors: dict[str, Tensor]) -> Grid:
     if "latitudes" not in described:
         return grid
     ends = described["latitudes"]
-    if len(ends) != grid.dimension:
-        raise GridError(expected=f"ends of latitudes for {grid.dimension} axes", got=str(len(ends)), remedy="restore the file")
+    check_count(len(ends), grid.dimension, "ends of latitudes, of each axis", remedy="restore the file", error=GridError)
     latitudes = (None if pair is None else tuple(map(float, pair)) for pair in ends)
     return Grid.of_axes([replace(axis, latitudes=pair) for axis, pair in zip(grid.axes, latitudes, strict=True)])
 

@@ -19,6 +19,7 @@ from functools import partial
 import torch
 
 from probneural.active.simulation.workers import Outcome, Simulator, Task, pickled, run, run_pickled
+from probneural.checks import check_callable
 from probneural.errors import ArgumentError, FileError
 from probneural.settings import Count, Positive, Settings
 
@@ -52,12 +53,9 @@ class SimulationOptions(Settings):
 
     def __post_init__(self) -> None:
         """Check the options."""
-        if self.executor is not None and not callable(getattr(self.executor, "submit", None)):
-            raise ArgumentError(
-                expected="an executor with a method submit, as concurrent.futures has it",
-                got=str(type(self.executor)),
-                remedy="for Dask, pass Client.get_executor()",
-            )
+        if self.executor is not None:
+            remedy = "give one of concurrent.futures; for Dask, pass Client.get_executor()"
+            check_callable(getattr(self.executor, "submit", None), "submit of the executor", remedy=remedy)
         if self.executor is not None and (self.workers, self.timeout) != (None, None):
             raise ArgumentError(
                 expected="an executor, or workers and a timeout of worker processes",

@@ -19,7 +19,7 @@ from torch import Tensor
 from probneural.checks import check_count, check_floating, check_shape
 from probneural.contexts import Undisturbed
 from probneural.distributions.latent import Seeds
-from probneural.errors import GridError, ShapeError
+from probneural.errors import GridError
 from probneural.functionals import Functional
 from probneural.linear_algebra.conditioning import LowRankUpdate, UpdateSequence
 
@@ -311,16 +311,11 @@ class FeatureRoot(Root):
 
     def __post_init__(self) -> None:
         """Check the shapes of features and factor."""
-        check_floating(self.features, "features")
-        check_floating(self.factor, "factor")
-        features, factor = tuple(self.features.shape), tuple(self.factor.shape)
-        fits = len(features) == 3 and len(factor) == 4 and factor[2] == features[2] and factor[0] in (1, features[0])
-        if not fits:
-            raise ShapeError(
-                expected="features (n, p, f) and a factor (n or 1, c, f, k)",
-                got=f"{features} and {factor}",
-                remedy="the number of features must agree",
-            )
+        remedy = "give features (n, p, f) and a factor (n or 1, c, f, k)"
+        features, factor = check_floating(self.features, "features"), check_floating(self.factor, "factor")
+        check_shape(features, "features", "n", "p", "f", remedy=remedy)
+        samples = 1 if factor.shape[:1] == (1,) else len(features)
+        check_shape(factor, "a factor", samples, "c", features.shape[2], "k", remedy=remedy)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -455,12 +450,8 @@ def root_sum_of_squares(first: Float[Tensor, "*values"], second: Float[Tensor, "
 
 def check_transform(transform: LowRankUpdate, shape: tuple[int, int, int, int]) -> None:
     """Raise a ShapeError unless the map is one for all inputs, or one per input, of the root's latent dimension."""
-    if transform.rank != shape[3] or tuple(transform.batch_shape) not in ((), (shape[0],)):
-        raise ShapeError(
-            expected=f"directions (r, {shape[3]}) or ({shape[0]}, r, {shape[3]})",
-            got=str(tuple(transform.directions.shape)),
-            remedy="one map for all inputs, or one per input",
-        )
+    samples = [shape[0]] if transform.batch_shape else []
+    check_shape(transform.directions, "directions", *samples, "r", shape[3], remedy="one map for all inputs, or one per input")
 
 
 def grid_shape(functional: Functional, points: int) -> Sequence[int]:

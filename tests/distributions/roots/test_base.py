@@ -163,7 +163,7 @@ class TestBadRoots:
     @pytest.mark.parametrize("root", ROOTS)
     @pytest.mark.parametrize("shape", [(2, 4), (2, 2, 4), (1, 2, 3), (3, 2, 3), (2, 2, 2, 3)])
     def test_composing_with_a_map_of_another_size(self, root: Root, shape: tuple[int, ...]) -> None:
-        with pytest.raises(ShapeError, match=r"directions \(r, 3\) or \(2, r, 3\)"):
+        with pytest.raises(ShapeError, match=r"directions of shape \((2, )?r, 3\)"):
             root.compose(LowRankUpdate(torch.ones(shape), torch.ones(shape[:-1])))
 
     @pytest.mark.parametrize("shape", [(2, 3), (1, 2, 3), (1, 1, 1, 2, 3)])
