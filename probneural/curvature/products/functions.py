@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import grad, vjp, vmap
 
-from probneural.checks import check_instance, check_shape
+from probneural.checks import check_instance, check_least, check_shape
 from probneural.contexts import forward_mode, plain_operations
 from probneural.curvature.problem import CurvatureProblem, QuadratureGaussian
 from probneural.curvature.products.core import (
@@ -356,13 +356,9 @@ def _applied(
                 remedy="convert them, or make the problem of data and an operator of that dtype",
             )
     check_shape(parameters, "parameters", streamed.problem.size, remedy="see problem.parameters")
-    fits = vectors.ndim in (len(expected), len(expected) + 1) and tuple(vectors.shape[-len(expected) :]) == expected
-    if not fits or vectors.shape[0] == 0:
-        inside = ", ".join(map(str, expected))
-        raise ShapeError(
-            expected=f"({inside}) or a block (s, {inside})", got=str(tuple(vectors.shape)), remedy="give one row per vector"
-        )
-    is_single = vectors.ndim == len(expected)
+    is_single, remedy = vectors.ndim <= len(expected), "give one vector, or a block of one vector or more"
+    check_shape(vectors, name, *([] if is_single else ["s"]), *expected, remedy=remedy)
+    check_least(len(vectors), 1, name, remedy=remedy, error=ShapeError)
     (result,) = StreamedFunction.apply(streamed, parameters, vectors[None] if is_single else vectors)
     product: Tensor = result[0] if is_single else result
     return product
