@@ -103,12 +103,8 @@ class _Series:
 
     def row(self, index: Tensor | int, quantity: int | slice) -> _Series:
         """One quantity of samples, or one sample's quantities."""
-
-        def chosen(values: Tensor) -> Tensor:
-            return values[index, quantity]
-
-        truth = None if self.truth is None else chosen(self.truth)
-        return replace(self, mean=chosen(self.mean), lower=chosen(self.lower), upper=chosen(self.upper), truth=truth)
+        parts = {name: part[index, quantity] for name, part in vars(self).items() if isinstance(part, Tensor)}
+        return replace(self, **parts)
 
     @property
     def inside(self) -> Tensor:

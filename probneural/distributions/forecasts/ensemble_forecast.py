@@ -324,15 +324,12 @@ def applied(
         for part in ordered[1:]:
             _alike(ordered[0], part)
         samples = torch.cat(ordered, dim=-1)
-    else:
-        assert total is not None  # there is one lead or more
-        samples = total.flatten(-2)
-    if sums is not None:
-        named = labels.get(0) if len(sums) == 1 else None
-    else:
         by_lead = [(lead, labels[row]) for row, lead in enumerate(leads)]
         missing = any(label is None for _, label in by_lead)
         named = None if missing else tuple(f"{name}, lead {lead}" for lead, label in by_lead for name in label or ())
+    else:
+        assert total is not None  # there is one lead or more
+        samples, named = total.flatten(-2), labels.get(0) if len(sums) == 1 else None
     assert image is not None
     return inherit_image(EmpiricalField(samples, grid=index_grid(samples.shape[-1])), image, named)
 
