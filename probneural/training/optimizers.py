@@ -12,15 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LRScheduler
 
-from probneural.checks import (
-    check_callable,
-    check_instance,
-    check_integer,
-    check_positive,
-    check_real,
-    check_sequence,
-    described,
-)
+from probneural.checks import check_callable, check_integer, check_positive, check_real, check_sequence, described
 from probneural.errors import ArgumentError
 from probneural.training.options import Optimization
 
@@ -201,8 +193,13 @@ def make_optimizer(parameters: list[Tensor], *, learning_rate: float, options: O
     if options.optimizer == "lbfgs":
         return torch.optim.LBFGS(parameters, lr=learning_rate, line_search_fn="strong_wolfe")
     made = options.optimizer(parameters, lr=learning_rate)
-    remedy = "give the class, torch.optim.SGD for example, or a function that returns its instance"
-    return check_instance(made, Optimizer, "what optimizer(parameters, lr=...) makes", remedy=remedy, error=ArgumentError)
+    if not isinstance(made, Optimizer):
+        raise ArgumentError(
+            expected="an optimizer of torch.optim made by optimizer(parameters, lr=learning_rate)",
+            got=described(made),
+            remedy="give the class, torch.optim.SGD for example, or a function that returns its instance",
+        )
+    return made
 
 
 def make_schedule(optimizer: Optimizer, *, steps: int, options: Optimization) -> LRScheduler:
