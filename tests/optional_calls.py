@@ -77,15 +77,15 @@ def calls() -> dict[str, tuple[str, Callable[[], object]]]:
 
 def errors() -> dict[str, list[str]]:
     """By name of a call: the extra, the error's class, and its message."""
-    found = {}
+    messages = {}
     for name, (extra, call) in calls().items():
         try:
             call()
         except Exception as error:  # noqa: BLE001 (its class is what the tests look at)
-            found[name] = [extra, type(error).__name__, str(error)]
+            messages[name] = [extra, type(error).__name__, str(error)]
         else:
-            found[name] = [extra, "no error", ""]
-    return found
+            messages[name] = [extra, "no error", ""]
+    return messages
 
 
 if __name__ == "__main__":

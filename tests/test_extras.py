@@ -69,9 +69,9 @@ def errors() -> dict[str, list[str]]:
 
 def check_errors(errors: dict[str, list[str]], extra: str) -> None:
     """Every call of an extra failed with the typed error that names it and how to install it."""
-    own = {name: rest for name, (of, *rest) in errors.items() if of == extra}
-    assert own
-    for name, (kind, message) in own.items():
+    calls = {name: rest for name, (of, *rest) in errors.items() if of == extra}
+    assert calls
+    for name, (kind, message) in calls.items():
         assert kind == MissingPackageError.__name__, (name, kind, message)
         assert f"needs; got an environment without the extra {extra}; {install_hint(extra)}" in message, name
 
