@@ -5,6 +5,7 @@ WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 PEERS_VENV := .venv-peers
+TOOLS := .venv-tools
 PIP_FLAGS := --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 15
 # Checking shapes at run time doubles the time of a test: `make test` does it in one file, `make test-all` in all of them.
@@ -20,7 +21,7 @@ docs: export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv gates test test-all unit unit-all device gpu gpu-all shapes bench bench-full bench-gpu lint format types contracts docs \
-        gallery peers clean distclean
+        gallery release sbom peers clean distclean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -99,6 +100,22 @@ gallery: export OMP_NUM_THREADS := 1
 gallery: venv  ## Run the examples at full size, and keep what they print and draw in docs/gallery/
 	$(BIN)/python docs/hooks/example_runs.py $(EXAMPLES)
 
+release: venv  ## Build the archives into dist/, and test the wheel in an empty environment: minutes, and the package index
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	DIST=dist $(BIN)/python -m pytest -q tests/test_packaging.py
+
+# In environments of their own: the tool is no dependency of ours, and the core has no package of an extra beside it.
+sbom: venv  ## Write the packages of the core, as installed from dist/, to dist/ in CycloneDX's format
+	@test -e dist/*.whl || $(BIN)/python -m build --outdir dist
+	rm -rf $(TOOLS)
+	$(PYTHON) -m venv $(TOOLS)/tool
+	$(PYTHON) -m venv --without-pip $(TOOLS)/core
+	$(TOOLS)/tool/bin/python -m pip install $(PIP_FLAGS) cyclonedx-bom==7.5.0
+	$(TOOLS)/tool/bin/python -m pip --python $(TOOLS)/core/bin/python install $(PIP_FLAGS) -c constraints.txt dist/*.whl
+	$(TOOLS)/tool/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible -o $(TOOLS)/sbom.json $(TOOLS)/core/bin/python
+	mv $(TOOLS)/sbom.json dist/probneural.cdx.json
+
 peers: $(PEERS_VENV)/.installed  ## Make .venv-peers: this package beside the libraries it is compared with
 
 # Some of them pull torchvision, which breaks importing laplace beside a CPU build of PyTorch.
@@ -114,4 +131,4 @@ clean:  ## Remove caches and what was built
 	find probneural benchmarks tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## Remove the environments too
-	rm -rf $(VENV) $(PEERS_VENV)
+	rm -rf $(VENV) $(PEERS_VENV) $(TOOLS)

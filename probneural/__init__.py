@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from probneural.training import fit
     from probneural.trajectories import FieldTrajectories
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Field",
@@ -69,8 +69,8 @@ __all__ = [
     "training",
 ]
 
-_EXTRAS = {"active": "plots", "plots": "plots", "runs": "cli"}
-"""Subpackages that need BoTorch, Matplotlib or pydantic, and the extras that have these."""
+_EXTRAS = {"plots": "plots", "runs": "cli"}
+"""Subpackages that need Matplotlib or pydantic, and the extras that have these."""
 _MODULES = {
     "Field": "fields",
     "FieldPairs": "pairs",
@@ -87,13 +87,13 @@ _MODULES = {
 def __getattr__(name: str) -> object:
     """Import a module, class or function on first use."""
     path = f"probneural.{_MODULES.get(name, name)}"
+    if name in _EXTRAS:
+        from probneural.checks import optional
+
+        return globals().setdefault(name, optional(path, f"pn.{name}", extra=_EXTRAS[name]))
     try:
         module = None if name.startswith("_") else importlib.import_module(path)
     except ModuleNotFoundError as error:
-        if name in _EXTRAS:
-            from probneural.checks import missing
-
-            raise missing(f"pn.{name}", error, _EXTRAS[name]) from error
         if error.name != path:
             raise
         module = None
@@ -104,4 +104,4 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     """All public names, those of extras included."""
-    return [*__all__, *_EXTRAS]
+    return [*__all__, "active", *_EXTRAS]

@@ -32,9 +32,9 @@ from probneural.errors import (
     FileError,
     KeywordError,
     MissingAttributeError,
+    MissingPackageError,
     ProbneuralError,
     ShapeError,
-    UnsupportedError,
 )
 
 T = TypeVar("T")
@@ -647,6 +647,8 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "arviz": ("arviz",),
     "cli": ("h5netcdf", "h5py", "matplotlib", "numcodecs", "pydantic", "xarray", "zarr"),
     "data": ("h5netcdf", "h5py", "numcodecs", "xarray", "zarr"),
+    "lightning": ("lightning",),
+    "logging": ("mlflow-skinny", "tensorboard", "wandb"),
     "mesh": ("meshio",),
     "ode": ("torchdiffeq",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
@@ -667,17 +669,6 @@ def install_hint(extra: str) -> str:
     return f"pip install {' '.join(PACKAGES[extra])}"
 
 
-def missing(user: str, error: ModuleNotFoundError, extra: str) -> ImportError:
-    """The error for a user who lacks a library of an extra.
-
-    Args:
-        user: Name of the class, function or subpackage that needs it.
-        error: Import error, which names the module.
-        extra: Extra that the module is part of.
-    """
-    return ImportError(f"{user} needs {error.name}: {install_hint(extra)}")
-
-
 def optional(module: str, user: str, *, extra: str) -> Any:
     """Import a library of an extra.
 
@@ -687,11 +678,11 @@ def optional(module: str, user: str, *, extra: str) -> Any:
         extra: Extra that the module is part of.
 
     Raises:
-        UnsupportedError: If it is not installed.
+        MissingPackageError: If it is not installed.
     """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise UnsupportedError(
-            expected=f"{module}, which {user} needs", got="an environment without it", remedy=install_hint(extra)
-        ) from error
+        expected = f"{str(error.name).partition('.')[0]}, which {user} needs"
+        got = f"an environment without the extra {extra}"
+        raise MissingPackageError(expected=expected, got=got, remedy=install_hint(extra)) from error

@@ -110,6 +110,10 @@ class UnsupportedError(ProbneuralError, NotImplementedError):
     """The requested combination is mathematically or technically out of reach; the message gives the reason."""
 
 
+class MissingPackageError(UnsupportedError, ImportError):
+    """A package of an extra is not installed; the message names both, and the command that installs it."""
+
+
 class TrainingError(ProbneuralError, RuntimeError):
     """Training met a value it cannot continue from."""
 

@@ -434,7 +434,8 @@ def evaluate(operator: nn.Module, inputs: Field, query: Grid | None = None) -> F
             expected=f"{type(operator).__name__} to take {inputs!r}" + ("" if query is None else f", evaluated on {query!r}"),
             got=f"{type(error).__name__}: {error}",
             remedy="give it functions of the grid, channels and dtype that it was built for (inputs.resample(grid) changes the "
-            "grid), or wrap it in a module that does; if they are, the exception above this one shows where it fails",
+            "grid, module.float() its precision), or wrap it in a module that does; if they are, the exception above this one "
+            "shows where it fails",
         ) from error
     remedy = "wrap the module so that it maps (n, c, *grid) to (n, c', *grid)"
     return checks.check_shape(values, "what an operator returns", len(inputs), "channels", *where.shape, remedy=remedy)

@@ -1,4 +1,4 @@
-"""An operator as another library has it: what neuraloperator's FNO asks of us, in forty lines.
+"""Operators as other libraries have them: what neuraloperator's FNO asks of us, in forty lines; a U-Net, a transformer.
 
 Complex weights held as `nn.Parameter`, drawn in constructors and nowhere else (no `reset_parameters`); coordinates appended as
 a channel, in single precision; a check of dimensions by `assert`; float32 throughout.
@@ -50,3 +50,41 @@ def build(seed: int) -> ForeignFNO:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return ForeignFNO()
+
+
+# --8<-- [start:models]
+class UNet(nn.Module):
+    """One level down, one up, and a skip connection."""
+
+    def __init__(self, channels: int = 1, width: int = 16) -> None:
+        super().__init__()
+        self.down, self.middle, self.up = (
+            nn.Conv1d(taken, made, 5, padding="same", padding_mode="circular")
+            for taken, made in ((channels, width), (width, 2 * width), (3 * width, width))
+        )
+        self.readout = nn.Conv1d(width, 1, 1)
+
+    def forward(self, values: Tensor) -> Tensor:
+        fine = nn.functional.gelu(self.down(values))
+        coarse = nn.functional.gelu(self.middle(nn.functional.avg_pool1d(fine, 2)))
+        raised = nn.functional.interpolate(coarse, scale_factor=2)
+        return self.readout(nn.functional.gelu(self.up(torch.cat([fine, raised], dim=1))))
+
+
+class PointTransformer(nn.Module):
+    """PyTorch's encoder, with one token per point."""
+
+    def __init__(self, channels: int = 1, width: int = 16) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(width, 4, 2 * width, batch_first=True)
+        self.lift, self.encoder = nn.Linear(channels + 2, width), nn.TransformerEncoder(layer, 2)
+        self.readout = nn.Linear(width, 1)
+
+    def forward(self, values: Tensor) -> Tensor:
+        angle = torch.linspace(0, 2 * torch.pi, values.shape[-1] + 1)[:-1]
+        place = torch.stack([angle.sin(), angle.cos()]).to(values).expand(len(values), -1, -1)
+        tokens = torch.cat([values, place], dim=1).mT  # (n, p, c + 2)
+        return self.readout(self.encoder(self.lift(tokens))).mT
+
+
+# --8<-- [end:models]

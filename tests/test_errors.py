@@ -19,6 +19,7 @@ BUILT_IN = {
     errors.FileError: OSError,
     errors.OperatorError: RuntimeError,
     errors.UnsupportedError: NotImplementedError,
+    errors.MissingPackageError: ImportError,
     errors.MissingAttributeError: AttributeError,
     errors.TrainingError: RuntimeError,
     errors.SimulationError: RuntimeError,

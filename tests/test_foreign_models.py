@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -14,12 +16,12 @@ from torch import Tensor, nn
 
 import probneural as pn
 from probneural.distributions import Predictor
-from probneural.errors import ArgumentError, DataError, OperatorError, ProbneuralError, ShapeError
+from probneural.errors import ArgumentError, DataError, OperatorError, ProbneuralError, ShapeError, UnsupportedError
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
 from probneural.randomness import stream_seed
-from tests.foreign import ForeignFNO, build
+from tests.foreign import ForeignFNO, PointTransformer, UNet, build
 
 BURGERS = pn.problems.Burgers(random_field=pn.problems.GaussianRandomField(1, 3), design_dim=2)
 TRAIN = functools.partial(pn.fit, epochs=2, data=pn.training.DataOptions(batch_size=4, validation=0.0), show_progress=False)
@@ -244,3 +246,81 @@ def test_operators_that_were_compiled_by_a_wrapper_are_refused(tmp_path: Path) -
             road()
     foreign = torch.compile(ForeignFNO(), backend="eager")  # takes no grid: nothing is hidden
     assert evaluate(foreign, pairs.inputs).shape == (4, 1, 16)
+
+
+HEAT = pn.problems.Heat(dimension=1, diffusivity=0.01, random_field=pn.problems.GaussianRandomField(1, 7))
+(PROGRAM,) = (
+    block
+    for block in re.findall(r"```python\n(.*?)```", (Path(__file__).parents[1] / "docs/how-to/model.md").read_text(), re.DOTALL)
+    if "8<--" not in block
+)
+
+
+@cache
+def pretrained(kind: type[nn.Module]) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model, train = kind(), HEAT.sample(496, resolution=16, seed=0)[:96]
+    optimiser = torch.optim.Adam(model.parameters(), lr=5e-3)
+    for _ in range(60):
+        optimiser.zero_grad()
+        nn.functional.mse_loss(model(train.inputs.values), train.outputs.values).backward()
+        optimiser.step()
+    return model
+
+
+@pytest.mark.parametrize("kind", [UNet, PointTransformer])
+def test_the_program_of_the_page_covers_in_both_precisions(kind: type[nn.Module]) -> None:
+    """Mean, variance and coverage in bfloat16 are those of the rounded weights, within sampling errors those of float32."""
+    assert len(PROGRAM.splitlines()) <= 15
+    pairs = HEAT.sample(496, resolution=16, seed=0)
+    truth, covered, fields = pairs[296:].outputs.values, {}, {}
+    for dtype in (torch.float32, torch.bfloat16):
+        model = copy.deepcopy(pretrained(kind)).to(dtype)
+        space = {"model": model, "inputs": pairs.inputs.values.numpy(), "outputs": pairs.outputs.values.numpy()}
+        exec(PROGRAM, space)
+        u, band = space["u"], space["band"]
+        exact = copy.deepcopy(model).float().eval()
+        torch.testing.assert_close(u.mean, exact(pairs[296:].inputs.values).detach(), rtol=1e-5, atol=1e-6)
+        pointwise = (truth - u.mean).abs() < 1.645 * (u.variance + space["predictor"].noise[:, None]).sqrt()
+        whole = (band.lower <= truth) & (truth <= band.upper)
+        covered[dtype] = torch.stack([pointwise.flatten(1).float().mean(1), whole.flatten(1).all(1).float()])
+        fields[dtype] = u
+    # 90 % of 200 functions, of band and points, after as many for calibration: three standard errors
+    error = (0.9 * 0.1 / 200) ** 0.5
+    for values in covered.values():
+        assert bool(((values.mean(1) - 0.9).abs() < 3 * 2**0.5 * error).all())
+    paired = covered[torch.bfloat16] - covered[torch.float32]
+    assert bool((paired.mean(1).abs() < 2 * error).all())
+    ratio = fields[torch.bfloat16].variance.mean() / fields[torch.float32].variance.mean()
+    assert float(ratio) == pytest.approx(1.0, abs=0.15)
+
+
+def test_other_channels_than_the_data_are_refused_with_both_numbers() -> None:
+    pairs = HEAT.sample(12, resolution=16, seed=0)
+    twice = FieldPairs(pairs.inputs, Field(pairs.outputs.values.repeat(1, 2, 1), pairs.outputs.grid))
+    predictor = pn.heads.LastLayerLaplace(**GIVEN).fit(UNet(), pairs)
+    sizes = {UNet: "to have 3 channels, but got 1 channels", PointTransformer: r"batch2 tensor to be: .*, 3\] but got: .*, 5\]"}
+    for head in (pn.heads.LastLayerLaplace(), pn.heads.Laplace(structure="diagonal", **GIVEN), pn.heads.KernelOperator()):
+        for kind, says in sizes.items():
+            with pytest.raises(OperatorError, match=rf"{kind.__name__} to take Field\(\d+ x 1 on .*{says}"):
+                head.fit(kind(channels=3), pairs)
+            with pytest.raises(ShapeError, match=r"outputs of the operator of shape \(\d+, 2, 16\); got \(\d+, 1, 16\)"):
+                head.fit(kind(), twice)
+    with pytest.raises(ShapeError, match="1 channels of inputs; got 2"):
+        predictor(twice.outputs)
+
+
+def test_half_precision_in_other_heads() -> None:
+    """All layers and kernels are fitted to the rounded weights in float32; members are not trained in half precision."""
+    pairs = HEAT.sample(12, resolution=16, seed=0)
+    half = UNet().to(torch.bfloat16)
+    for head in (pn.heads.Laplace(structure="diagonal", **GIVEN), pn.heads.KernelOperator(iterations=2)):
+        u, v = (head.fit(model, pairs)(pairs.inputs) for model in (half, copy.deepcopy(half).float()))
+        assert torch.equal(u.mean, v.mean)
+        assert torch.equal(u.variance, v.variance)
+    assert next(half.parameters()).dtype == torch.bfloat16
+    with pytest.raises(UnsupportedError, match="float32 or float64; got torch.bfloat16"):
+        pn.heads.DeepEnsemble(2, train=TRAIN).fit(half, pairs)
+    with pytest.raises(OperatorError, match=r"module.float\(\) its precision"):
+        TRAIN(half, pairs)

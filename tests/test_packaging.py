@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 import os
 import re
 import shutil
@@ -14,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+import probneural
+from tests.test_extras import CALLED, check_errors, packages
 from tests.test_program import OUTPUT, PROGRAM, ROOT, numbers
 
 PARTS = ("probneural", "CHANGELOG.md", "CITATION.cff", "LICENSE", "MANIFEST.in", "README.md", "SECURITY.md")
@@ -30,7 +34,9 @@ def run(command: list[str], folder: Path, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an archive, and of a wheel made from it."""
+    """The folder of an archive, and of a wheel made from it; for `make release`, what it has built."""
+    if "DIST" in os.environ:
+        return ROOT / os.environ["DIST"]
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("built")
     for part in (*PARTS, *CONFIGURATION):
         copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
@@ -71,6 +77,13 @@ def test_the_program_runs_in_a_clean_environment(built: Path, tmp_path: Path) ->
         assert found[name] == pytest.approx(shown[name], rel=0.5), name  # other machines round otherwise, over 50 epochs
     for name in ("coverage at 0.9, pointwise", "coverage at 0.9, simultaneous"):
         assert found[name] == pytest.approx(shown[name], abs=0.1), name
+    installed = {entry["name"] for entry in json.loads(run([python, "-m", "pip", "list", "--format", "json"], tmp_path))}
+    assert {"probneural", "torch"} <= installed
+    assert not installed & {*packages("all"), "pandas", "pillow"}
+    assert run([python, "-c", "import probneural; print(probneural.__version__)"], tmp_path).strip() == probneural.__version__
+    errors = json.loads(run([python, str(ROOT / "tests" / "optional_calls.py")], tmp_path))
+    for extra in CALLED:
+        check_errors(errors, extra)
 
 
 def test_extras_for_users_and_for_developers_are_apart() -> None:
@@ -89,7 +102,32 @@ def test_every_dependency_has_an_exact_version() -> None:
     assert not {name for name in names if not {name, name.replace("_", "-"), name.replace("-", "_")} & exact}
 
 
-def test_the_citation_names_the_version() -> None:
+def test_version_is_the_same_everywhere() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
-    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert probneural.__version__ == version
     assert f"version = {{{version}}}" in (ROOT / "docs" / "about.md").read_text(encoding="utf-8")
+    assert f"| {version.rpartition('.')[0]} | yes |" in (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    citation = pytest.importorskip("yaml").safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors", "type", "abstract"} <= set(citation)  # the first four are required
+    assert (citation["cff-version"], citation["type"], citation["version"]) == ("1.2.0", "software", version)
+    assert all(author["name"] for author in citation["authors"])
+    assert isinstance(citation["date-released"], datetime.date)
+
+
+def test_releases_are_published_without_secrets() -> None:
+    """By a token of the run alone, in an environment, after the tests; every action has an exact version."""
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
+    workflow = pytest.importorskip("yaml").safe_load(text)
+    assert workflow[True] == {"push": {"tags": ["v*"]}}  # YAML reads "on" as a truth value
+    assert "secrets" not in text
+    assert set(re.findall(r"\$\{\{ (.*?) \}\}", text)) == {"github.repository", "github.token"}
+    jobs = workflow["jobs"]
+    assert workflow["permissions"] == {"contents": "read"}
+    assert jobs["publish"]["permissions"] == {"id-token": "write"}
+    assert (jobs["publish"]["environment"], jobs["publish"]["needs"], jobs["attach"]["needs"]) == ("pypi", "build", "publish")
+    assert "make release sbom" in [step.get("run") for step in jobs["build"]["steps"]]
+    actions = [step["uses"] for job in jobs.values() for step in job["steps"] if "uses" in step]
+    assert actions == re.findall(r"uses: (\S+)\n", text)
+    assert all(re.fullmatch(r"[\w-]+/[\w-]+@v\d+\.\d+\.\d+", action) for action in actions)
+    targets = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert all(f"\n{name}: venv" in targets for name in ("release", "sbom"))

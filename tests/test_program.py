@@ -43,6 +43,24 @@ def test_shown_output_is_that_of_the_full_run() -> None:
     assert kept["printed"] == OUTPUT
 
 
+def figures(text: str) -> set[str]:
+    """All numbers in a text, as written."""
+    return set(re.findall(r"(?<![\w.])\d+(?:\.\d+)*(?:e-\d+)?(?!\w)", text))
+
+
+def test_every_figure_has_its_seeds_and_split_on_a_page() -> None:
+    """Those of a row of a table and of the printed output in one row there; all others outside of code somewhere."""
+    text = (ROOT / "docs" / "reproduced.md").read_text(encoding="utf-8").partition("## Figures of the field")[0]
+    page = [figures(line) for line in text.splitlines()]
+    prose = re.sub(r"```.*?```|`[^`]*`|<!--.*?-->|\]\([^)]*\)", " ", README, flags=re.DOTALL)
+    assert {"87.5", "36.2", "0.00219"} <= figures(prose) <= set.union(*page)
+    rows = [line for line in prose.splitlines() if re.match(r"\|.* 0\.\d", line)]
+    assert len(rows) == 3
+    printed = re.sub(r"at 0.9|factor +1|L2|.*samples", "", OUTPUT)
+    for line in (*rows, printed):
+        assert any(figures(line) <= row for row in page), line
+
+
 def test_program_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("TQDM_DISABLE", "1")
     space = run(PROGRAM, {"epochs=50": "epochs=2"})

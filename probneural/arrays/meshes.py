@@ -34,7 +34,7 @@ def write_meshes(path: str | os.PathLike[str], grid: Grid, arrays: Mapping[str, 
         GridError: If the grid is uniform.
         ArgumentError: If the path has another ending, or lacks `{}` for several samples.
         FileError: If a file cannot be written.
-        UnsupportedError: If meshio is not installed; the extra is `probneural[mesh]`.
+        MissingPackageError: If meshio is not installed; the extra is `probneural[mesh]`.
     """
     target = check_path(path, "path")
     library = optional("meshio", "to_meshio", extra="mesh")

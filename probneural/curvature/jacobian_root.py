@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from probneural.distributions.latent import Seeds
 from probneural.distributions.roots.base import DenseRoot, RecordedMaps, Root, grid_shape
 from probneural.errors import UnsupportedError
 from probneural.fields import Field
+from probneural.fingerprints import fingerprint_of
 from probneural.functionals import Functional
 from probneural.grids import Grid
 from probneural.linear_algebra.conditioning import LowRankUpdate
@@ -81,6 +82,8 @@ class JacobianRoot(Root):
         weights: R.
         variance_estimation: Settings of exact and estimated variances.
         recorded: Functionals, updates and scales, with as many factors as the output has channels.
+        narrow_tensors: Cache that predictions with the same operator, parameters and R share: square matrices with the Gram
+            matrix of a sample's rows.
 
     Attributes:
         rows_cache: Cache of rows for these inputs, shared with derived roots; None where no pass takes a row, or variances are
@@ -96,6 +99,7 @@ class JacobianRoot(Root):
     weights: WeightRoot
     recorded: RecordedMaps
     variance_estimation: VarianceEstimation = _VARIANCE_ESTIMATION
+    narrow_tensors: dict[Hashable, Tensor] | None = None
     rows_cache: KeptRows | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -103,7 +107,7 @@ class JacobianRoot(Root):
         functions, channels, _, rank = self.shape
         rows = channels * self.grid.size
         if rows <= min(rank, self.variance_estimation.exact_passes):
-            object.__setattr__(self, "rows_cache", KeptRows.of(functions, rows=rows, rank=rank))
+            object.__setattr__(self, "rows_cache", KeptRows.of(functions, rows=rows, rank=rank, shared=self.narrow_tensors))
 
     @property
     def grid(self) -> Grid:
@@ -215,7 +219,8 @@ class JacobianRoot(Root):
             (first,) = single.singles()  # its updates have no axis of inputs
             return DenseRoot(narrowed(first.matrix_one()).unflatten(0, (channels, points))[None])
         assert single.rows_cache is not None
-        (narrow,) = single.rows_cache.narrow(single.formed_rows)
+        key = (fingerprint_of(single.inputs.values), single.inputs.grid, single.grid)
+        narrow = single.rows_cache.narrow(key, single.formed_rows)
         values = single.recorded.values(narrow.mT.unflatten(1, (channels, *self.grid.shape)))
         return DenseRoot(values.movedim(0, -1)[None])
 

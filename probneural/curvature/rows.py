@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 
 import torch
@@ -106,6 +106,8 @@ def gauss_newton(jacobian: Float[Tensor, "n c p P"], *, grid: Grid, precision: F
 
 _LARGEST_KEPT = 2**27
 """Maximum number of cached entries per prediction (512 MiB in float32)."""
+_LARGEST_NARROW = 2**25
+"""Maximum number of cached entries of square matrices (256 MiB)."""
 _READ_VALUES = 2**16
 """Number of output values per chunk."""
 
@@ -217,20 +219,21 @@ class KeptRows:
 
     Args:
         tensors: Matrices of samples of the prediction, `(c * p, k)`, by number, as far as they are formed.
-        narrow_tensors: Square matrices with the same Gram matrix, for marginals of one sample.
+        narrow_tensors: Square matrices with the same Gram matrix, for marginals of one sample, by input and grid; several
+            predictions may share them.
         numbers: Numbers of these samples.
-        holds_rows: Whether the matrices of all samples fit into the memory budget; the square ones always do.
+        holds_rows: Whether the matrices of all samples fit into the memory budget.
     """
 
     tensors: dict[int, Tensor]
-    narrow_tensors: dict[int, Tensor]
+    narrow_tensors: dict[Hashable, Tensor]
     numbers: tuple[int, ...]
     holds_rows: bool
 
     @classmethod
-    def of(cls, functions: int, *, rows: int, rank: int) -> KeptRows:
-        """Storage for rows of a number of samples."""
-        return cls({}, {}, tuple(range(functions)), functions * rows * rank <= _LARGEST_KEPT)
+    def of(cls, functions: int, *, rows: int, rank: int, shared: dict[Hashable, Tensor] | None = None) -> KeptRows:
+        """Storage for rows of a number of samples, with shared square matrices."""
+        return cls({}, {} if shared is None else shared, tuple(range(functions)), functions * rows * rank <= _LARGEST_KEPT)
 
     def __getitem__(self, index: int | slice | Tensor) -> KeptRows:
         """Select samples; the cache is shared."""
@@ -252,8 +255,13 @@ class KeptRows:
             formed.append(matrix)
         return formed
 
-    def narrow(self, make: Callable[[], Sequence[Tensor]]) -> Sequence[Float64[Tensor, "cp cp"]]:
-        """Return the narrow matrices; missing ones are computed from the others."""
-        if not all(number in self.narrow_tensors for number in self.numbers):
-            self.narrow_tensors.update(zip(self.numbers, map(narrowed, make()), strict=True))
-        return [self.narrow_tensors[number] for number in self.numbers]
+    def narrow(self, key: Hashable, make: Callable[[], Sequence[Tensor]]) -> Float64[Tensor, "cp cp"]:
+        """Return the square matrix of the only sample, under a key of its input and grid; `make` forms its rows if needed."""
+        matrix = self.narrow_tensors.get(key)
+        if matrix is None:
+            (rows,) = make()
+            matrix = narrowed(rows)
+            if (1 + len(self.narrow_tensors)) * matrix.numel() > _LARGEST_NARROW:
+                self.narrow_tensors.clear()
+            self.narrow_tensors[key] = matrix
+        return matrix

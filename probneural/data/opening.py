@@ -119,7 +119,7 @@ def open(
         GridError: If coordinates are missing or not equispaced.
         ArgumentError: If `periodic` is missing, or an argument is of another kind.
         KeywordError: If a keyword is unknown.
-        UnsupportedError: If the library that reads the format is not installed; the extra is `probneural[data]`.
+        MissingPackageError: If the library that reads the format is not installed; the extra is `probneural[data]`.
     """
     request = _request(inputs, outputs, periodic=periodic, layout=layout, dtype=dtype)
     with guarded(path):
@@ -337,7 +337,7 @@ def list_variables(path: str | os.PathLike[str]) -> list[FileVariable]:
 
     Raises:
         FileError: If the file does not exist, or it is of another format.
-        UnsupportedError: If the library that reads the format is not installed; the extra is `probneural[data]`.
+        MissingPackageError: If the library that reads the format is not installed; the extra is `probneural[data]`.
 
     Examples:
         >>> import numpy as np, tempfile
@@ -383,7 +383,7 @@ def format_of(path: Path) -> Format:
 
     Raises:
         FileError: If there is none, it is of another format, or a check refuses it.
-        UnsupportedError: If the library for HDF5 or zarr is not installed.
+        MissingPackageError: If the library for HDF5 or zarr is not installed.
     """
     if not path.is_dir():
         checks.check_regular(path, "a file")
@@ -417,7 +417,7 @@ def open_hdf5(path: Path) -> Any:
     """Open a file of HDF5.
 
     Raises:
-        UnsupportedError: If h5py is not installed.
+        MissingPackageError: If h5py is not installed.
     """
     return require("h5py", "HDF5 files").File(path, "r")
 

@@ -209,7 +209,7 @@ def require(module: str, what: str) -> Any:
     """Import a library of the extra `data`.
 
     Raises:
-        UnsupportedError: If it is not installed.
+        MissingPackageError: If it is not installed.
     """
     return optional(module, f"the reader of {what}", extra="data")
 

@@ -171,7 +171,7 @@ def open_xarray(path: Path, engine: str, group: str | None = None) -> Any:
     """Open a file without reading its variables; missing values, scales and offsets are decoded, times are not.
 
     Raises:
-        UnsupportedError: If xarray or its library for the format is not installed.
+        MissingPackageError: If xarray or its library for the format is not installed.
         FileError: If the file cannot be read.
     """
     xarray = require("xarray", "NetCDF files and zarr stores")

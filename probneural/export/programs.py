@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 
 from probneural import atomic
 from probneural.calibration.calibrate import CalibratedPredictor
-from probneural.checks import check_finite, check_least, check_path, missing
+from probneural.checks import check_finite, check_least, check_path, optional
 from probneural.contexts import AUTOGRAD_STATE, without_gradients
 from probneural.distributions import Predictor
 from probneural.distributions.predictors.base import FunctionDraw
@@ -350,7 +350,7 @@ def to_onnx(thing: nn.Module | Predictor, path: str | os.PathLike[str], *, examp
         DataError: If there is no sample in the example, or it is not finite.
         GridError: If it lives on another domain than the training inputs, or the query is no grid.
         FileError: If the folder cannot be written to.
-        ImportError: If the extra `onnx` is not installed.
+        MissingPackageError: If the extra `onnx` is not installed.
 
     Examples:
         >>> import tempfile, onnxruntime, probneural as pn
@@ -363,11 +363,8 @@ def to_onnx(thing: nn.Module | Predictor, path: str | os.PathLike[str], *, examp
         (5, 1, 8)
     """
     path = check_path(path, "path")
-    try:
-        import onnxruntime
-        import onnxscript  # noqa: F401 (torch.onnx needs it: fail before the work begins)
-    except ModuleNotFoundError as error:
-        raise missing("to_onnx", error, "onnx") from error
+    # torch.onnx needs onnxscript: fail before the work begins
+    onnxruntime, _ = (optional(name, "to_onnx", extra="onnx") for name in ("onnxruntime", "onnxscript"))
     program = traced(thing, example, query, is_for_onnx=True)
     payload = _onnx_bytes(program)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import typing
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from probneural.checks import (
     cast,
     check_finite,
     check_least,
+    check_module,
     check_scale,
     check_shape,
     check_shape_among,
@@ -34,6 +36,8 @@ from probneural.processes import own_rows, sum_over_processes, world_size
 from probneural.randomness import stream
 from probneural.statistics import statistics
 
+HALF = {torch.bfloat16, torch.float16}
+"""Dtypes too coarse for features, whose rounding errors would count as noise."""
 FitMethod = TypeVar("FitMethod", bound=Callable[..., Predictor])
 
 
@@ -168,8 +172,8 @@ def training_data(data: object, operator: nn.Module | None, *, is_shared: bool =
 
     Args:
         data: The user's data, equal on all ranks.
-        operator: Its parameters define dtype and device; without parameters, the wider dtype of the two sides and the
-            outputs' device.
+        operator: Its parameters define dtype (float32 for half precision) and device; without parameters, the wider dtype of
+            the two sides and the outputs' device.
         is_shared: Whether pairs are divided among ranks; by default, if there are several ranks.
 
     Raises:
@@ -189,8 +193,9 @@ def training_data(data: object, operator: nn.Module | None, *, is_shared: bool =
     pairs = pairs.detached()
     example = next(iter(() if operator is None else operator.parameters()), None)
     widest = torch.promote_types(pairs.inputs.dtype, pairs.outputs.dtype)
-    dtype, device = (widest, pairs.outputs.device) if example is None else (example.dtype, example.device)
-    return TrainingData(_converted(pairs, dtype.to_real(), device), functions=functions, first=own.start, bins=bins)
+    dtype, device = (widest, pairs.outputs.device) if example is None else (example.dtype.to_real(), example.device)
+    dtype = torch.promote_types(dtype, torch.float32)
+    return TrainingData(_converted(pairs, dtype, device), functions=functions, first=own.start, bins=bins)
 
 
 def _converted(pairs: Dataset, dtype: torch.dtype, device: torch.device) -> Dataset:
@@ -255,6 +260,16 @@ class _ConvertedData:
 
     def detached(self) -> Dataset:
         return self
+
+
+def frozen_copy(operator: nn.Module) -> nn.Module:
+    """Copy an operator in evaluation mode without gradients; weights in half precision become float32, which is exact.
+
+    Raises:
+        ArgumentError: If it is not a module.
+    """
+    copied = copy.deepcopy(check_module(operator, "operator")).eval().requires_grad_(False)
+    return copied.float() if {tensor.dtype for tensor in copied.parameters()} & HALF else copied
 
 
 def recorded(fit: FitMethod) -> FitMethod:

@@ -15,7 +15,7 @@ from jaxtyping import Float64
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from probneural.checks import missing
+from probneural.checks import optional
 from probneural.contexts import GLOBAL_GENERATORS, copy_for_call, undisturbed
 from probneural.curvature.jacobian_root import VarianceEstimation
 from probneural.curvature.products.functions import gauss_newton_vector_product
@@ -188,7 +188,7 @@ class BayesianOperator(Settings):
             A predictor of Gaussian fields. A `ConvergenceWarning` is issued if the bound still rises after the last step.
 
         Raises:
-            ImportError: If Pyro is not installed.
+            MissingPackageError: If Pyro is not installed.
             UnsupportedError: If the Gaussian approximation fails, or has no factorised covariance.
             EvidenceError: If the evidence determines no noise or prior.
             ArgumentError: If a setting is out of range, or the operator is not a module.
@@ -207,13 +207,9 @@ def _variational_posterior(target: NetworkTarget, head: BayesianOperator) -> tup
     """Optimise a Gaussian over weights; return the predictor, and whether the bound has converged.
 
     Raises:
-        ImportError: If Pyro is not installed.
+        MissingPackageError: If Pyro is not installed.
     """
-    try:  # optional dependency, imported on use
-        import pyro
-        import pyro.infer.autoguide
-    except ModuleNotFoundError as error:
-        raise missing("BayesianOperator", error, "pyro") from error
+    pyro = optional("pyro", "BayesianOperator", extra="pyro")
     coordinates = _Coordinates(target)
     with (
         torch.inference_mode(False),

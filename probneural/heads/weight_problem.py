@@ -13,7 +13,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from probneural.checks import check_module, check_scale, real_tensor
+from probneural.checks import check_scale, real_tensor
 from probneural.curvature import ParameterVector
 from probneural.curvature.problem import CurvatureProblem, Minibatches, QuadratureGaussian
 from probneural.curvature.products.functions import gauss_newton_vector_product
@@ -26,6 +26,7 @@ from probneural.heads.evidence import Evidence, LayeredEvidence
 from probneural.heads.training_data import (
     ResidualSums,
     TrainingData,
+    frozen_copy,
     given_noise,
     given_per_channel,
     given_precision,
@@ -264,8 +265,8 @@ def prepare(
         ShapeError: If the operator's outputs do not fit the data's, or a prior its parameters.
         DataError: If the data are not finite pairs.
     """
-    pairs = training_data(data, check_module(operator, "operator"), is_shared=is_shared)
-    evaluated = copy.deepcopy(operator).eval().requires_grad_(False)
+    evaluated = frozen_copy(operator)
+    pairs = training_data(data, evaluated, is_shared=is_shared)
     layout = ParameterVector.of(evaluated, parameters)
     residuals = ResidualSums(pairs, channels=pairs.outputs.channels)
     for batch in pairs.batches(max(1, _BATCH_POINTS // pairs.grid.size)):

@@ -125,7 +125,7 @@ class InversePosterior(Undisturbed):
             independent = torch.full((len(self.chains), self.problem.size), float(count * draws), dtype=torch.float64)
             return independent if name == "effective_sample_size" else torch.ones_like(independent)
         check_least(draws, 4, "draws per chain", remedy="sample more draws", error=ArgumentError)
-        statistics = optional("pyro.ops.stats", "r_hat and effective_samples", extra="pyro")
+        statistics = optional("pyro.ops.stats", "convergence of chains", extra="pyro")
         return torch.stack([getattr(statistics, name)(chains) for chains in self.chains])
 
     @cached_property
@@ -176,7 +176,7 @@ class InversePosterior(Undisturbed):
         """The draws for ArviZ, with all chains of all targets side by side; needs the extra `arviz`.
 
         Raises:
-            UnsupportedError: If ArviZ is not installed.
+            MissingPackageError: If ArviZ is not installed.
         """
         library = optional("arviz", "to_arviz", extra="arviz")
         data: arviz.InferenceData = library.from_dict({"theta": self.chains.flatten(0, 1).numpy()})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -103,7 +104,7 @@ class _Series:
 
     def row(self, index: Tensor | int, quantity: int | slice) -> _Series:
         """One quantity of samples, or one sample's quantities."""
-        parts = {name: part[index, quantity] for name, part in vars(self).items() if isinstance(part, Tensor)}
+        parts: dict[str, Any] = {name: part[index, quantity] for name, part in vars(self).items() if isinstance(part, Tensor)}
         return replace(self, **parts)
 
     @property

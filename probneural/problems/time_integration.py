@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from probneural.checks import missing
+from probneural.checks import optional
 from probneural.settings import Count, Positive, Settings
 
 _MOST_GROWTH = 300.0
@@ -75,7 +75,7 @@ class TimeIntegrator(Settings):
 
     def _advance_to(self, states: Tensor, flow: _Plain, *, begin: float, end: float, step: float) -> tuple[Tensor, float]:
         """Torchdiffeq's methods, from one time to another; returns the states and a step to go on with."""
-        odeint = _torchdiffeq()
+        odeint = optional("torchdiffeq", "MethodOfLines", extra="ode").odeint
         spans = max(1, math.ceil((end - begin) * flow.stiffness / _MOST_GROWTH))
         for span in range(spans):
             ends = torch.tensor([span, span + 1], dtype=states.dtype, device=states.device) * ((end - begin) / spans) + begin
@@ -169,11 +169,3 @@ class _Rotating(_Plain):
     def _read(self, spectrum: Tensor) -> Tensor:
         values: Tensor = torch.fft.irfftn(spectrum, s=self._shape, dim=self._axes, norm="forward")
         return values
-
-
-def _torchdiffeq() -> Any:
-    try:
-        from torchdiffeq import odeint
-    except ModuleNotFoundError as error:
-        raise missing("MethodOfLines", error, "ode") from error
-    return odeint

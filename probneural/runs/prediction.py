@@ -263,7 +263,7 @@ def write_netcdf(path: Path, parts: Iterable[xarray.Dataset], *, along: str) -> 
         along: The dimension that they follow each other along: the first of every variable that has it.
 
     Raises:
-        UnsupportedError: If h5netcdf is not installed.
+        MissingPackageError: If h5netcdf is not installed.
         FileError: If the disk has no room for a part: HDF5 would end the process.
 
     Examples:
@@ -296,7 +296,7 @@ def write_zarr(folder: Path, parts: Iterable[xarray.Dataset], *, along: str) -> 
     """The same as a zarr store, in an empty folder; chunks are those of the first part.
 
     Raises:
-        UnsupportedError: If zarr is not installed.
+        MissingPackageError: If zarr is not installed.
     """
     require("zarr", "zarr stores")
     options: dict[str, Any] = {"mode": "w"}

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from probneural import atomic
-from probneural.checks import check_path, missing
+from probneural.checks import check_path, optional
 from probneural.distributions import Predictor
 from probneural.errors import FileError, UnsupportedError
 from probneural.metrics.reliability import LEVELS
@@ -161,13 +161,10 @@ def report(
     Raises:
         FileError: If the folder belongs to other settings or data, holds other files, or cannot be written to.
         UnsupportedError: If torchrun has started several processes, or nothing can print a PDF file.
-        ImportError: If Matplotlib is missing.
+        MissingPackageError: If Matplotlib is missing.
         ProbneuralError: If the settings or the data are unusable.
     """
-    try:
-        import probneural.plots  # noqa: F401 (that it is there should be known before anything is trained)
-    except ModuleNotFoundError as error:
-        raise missing("a report", error, "plots") from error
+    optional("probneural.plots", "a report", extra="plots")  # known before anything is trained
     if pdf is not None:
         pdf = check_path(pdf, "pdf")
         printing_command(pdf, pdf)  # an error if nothing can print

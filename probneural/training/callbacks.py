@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from torch import nn
 
 from probneural import atomic
-from probneural.checks import check_callable, check_path, validated
+from probneural.checks import check_callable, check_path, optional, validated
 from probneural.displays import html_table
 from probneural.registry import stored
 
@@ -165,9 +165,8 @@ class TensorBoardLog(Callback):
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.writer = SummaryWriter(str(check_path(folder, "folder")))
+        library = optional("torch.utils.tensorboard", "TensorBoardLog", extra="logging")
+        self.writer = library.SummaryWriter(str(check_path(folder, "folder")))
 
     def on_start(self, progress: Progress) -> None:
         """Write the settings."""
@@ -195,8 +194,7 @@ class WandbLog(Callback):
     """
 
     def __init__(self, project: str, *, mode: Literal["online", "offline", "disabled"] = "online", **options: Any) -> None:
-        import wandb
-
+        wandb = optional("wandb", "WandbLog", extra="logging")
         self.start = lambda settings: wandb.init(project=project, mode=mode, config=settings, **options)
         self.run: Any = None
 
@@ -227,8 +225,7 @@ class MLflowLog(Callback):
     """
 
     def __init__(self, experiment: str, *, uri: str | None = None) -> None:
-        import mlflow
-
+        mlflow = optional("mlflow", "MLflowLog", extra="logging")
         self.client = mlflow.MlflowClient(tracking_uri=uri)
         existing = self.client.get_experiment_by_name(experiment)
         self.experiment = self.client.create_experiment(experiment) if existing is None else existing.experiment_id

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from probneural.checks import check_module, check_positive
+from probneural.checks import check_module, check_positive, optional
 from probneural.pairs import Dataset, FieldPairs, check_dataset
 from probneural.training.loading import BatchOrder, unchanged
 from probneural.training.losses import Loss
@@ -35,12 +35,11 @@ def lightning_module(
     Raises:
         ArgumentError: If the operator is not a module, or the rate is not positive.
     """
-    import lightning
-
+    base: Any = optional("lightning", "lightning_module", extra="lightning").LightningModule
     rate = check_positive(learning_rate, "learning_rate")
     options = Optimization() if optimization is None else optimization
 
-    class OperatorModule(lightning.LightningModule):
+    class OperatorModule(base):
         def __init__(self) -> None:
             super().__init__()
             self.objective = Objective(check_module(operator, "operator"), loss, precision=None)

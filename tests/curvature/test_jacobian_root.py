@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Hashable
 from functools import partial
 from typing import Any
 
@@ -150,7 +151,7 @@ def test_one_function_by_itself_takes_as_many_columns_as_values(operator: str, k
     if rank > channels * points:
         assert root.marginal(0).shape == (1, channels, points, channels * points)
         assert root.rows_cache is not None
-        assert root.rows_cache.narrow_tensors.keys() == {*root.rows_cache.numbers}
+        assert len(root.rows_cache.narrow_tensors) == functions
 
 
 def test_rows_that_take_too_much_memory_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,9 +162,22 @@ def test_rows_that_take_too_much_memory_are_not_kept(monkeypatch: pytest.MonkeyP
         kept = KeptRows.of(2, rows=5, rank=rank)
         formed = kept.form(lambda position: normal(5, rank, seed=position))  # noqa: B023
         assert kept.are_formed == is_held
-        (narrow,) = kept[1:].narrow(partial(list, formed[1:]))
+        narrow = kept[1:].narrow("first", partial(list, formed[1:]))
         torch.testing.assert_close(narrow @ narrow.mT, formed[1] @ formed[1].mT)
-        assert kept[1:].narrow(lambda: pytest.fail("formed again"))[0] is narrow
+        assert kept[1:].narrow("first", lambda: pytest.fail("formed again")) is narrow
+
+
+def test_square_matrices_of_many_samples_stay_within_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    import probneural.curvature.rows as module
+
+    monkeypatch.setattr(module, "_LARGEST_NARROW", 100)
+    shared: dict[Hashable, Tensor] = {}
+    for number in range(9):
+        kept = KeptRows.of(1, rows=5, rank=10, shared=shared)
+        kept.narrow(number, lambda: [normal(5, 10, seed=number)])  # noqa: B023
+        assert number in shared
+        assert sum(matrix.numel() for matrix in shared.values()) <= 100
+    assert len(shared) == 1  # four fit
 
 
 @EVERY

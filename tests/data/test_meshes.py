@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 import probneural as pn
 from probneural.command_line import main
 from probneural.data import StoredPairs, meshes
-from probneural.errors import ArgumentError, DataError, FileError, GridError, ProbneuralError, ShapeError, UnsupportedError
+from probneural.errors import ArgumentError, DataError, FileError, GridError, ProbneuralError, ShapeError
 
 CUBE = np.array([[x, y, z] for z in (0.0, 1.0) for x, y in ((0, 0), (1, 0), (1, 1), (0, 1))])
 SQUARE = np.array([[0.0, 0.0, 0.5], [2.0, 0.0, 0.5], [2.0, 1.0, 0.5], [0.0, 1.0, 0.5]])
@@ -332,13 +331,3 @@ def test_one_command_leads_from_mesh_files_to_a_report(tmp_path: Path, capsys: p
         assert (written.point_data["band_lower"] <= written.point_data["mean"]).all()
     assert main(["predict", str(folder), str(tmp_path / "003.vtu"), str(tmp_path / "one.vtu")]) == 0
     assert np.array_equal(meshio.read(tmp_path / "one.vtu").point_data["mean"].shape, [inputs.grid.singles()[3].size])
-
-
-def test_without_meshio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path / "0.vtu", SQUARE, QUAD, f=SQUARE[:, 0], u=SQUARE[:, 1])
-    monkeypatch.setitem(sys.modules, "meshio", None)
-    for call in (lambda: opened(tmp_path / "0.vtu"), lambda: pn.data.list_variables(tmp_path / "0.vtu")):
-        with pytest.raises(UnsupportedError, match="the reader of mesh files needs; .*pip install meshio"):
-            call()
-    with pytest.raises(UnsupportedError, match="meshio, which to_meshio needs"):
-        pn.Field(torch.ones(1, 1, 1), pn.Grid.scattered([[0.0]], [1.0])).to_meshio(tmp_path / "u.vtu")

@@ -172,12 +172,6 @@ def _full(*_: object) -> None:
     raise OSError("No space left on device")
 
 
-def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(ImportError, match=r"to_onnx needs onnxscript: pip install onnx onnxruntime onnxscript"):
-        pn.export.to_onnx(nn.Conv1d(1, 1, 1), tmp_path / "operator.onnx", example=Field(normal(2, 1, 8).float(), LINE))
-
-
 @pytest.mark.slow
 def test_files_run_without_this_library(tmp_path: Path) -> None:
     predictor, inputs = in_dtype("fno-1d", torch.float32)

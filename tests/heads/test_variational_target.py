@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import cache
 
 import pytest
@@ -61,12 +60,6 @@ def test_largest_curvature_is_that_of_the_dense_matrix() -> None:
     assert target.largest_curvature(iterations=60) == pytest.approx(expected, rel=1e-6)
     full = NetworkTarget.of(linear(), DATA, laplace=Laplace("full", **GIVEN), batch_size=4)
     assert full.largest_curvature() == pytest.approx(1.0)
-
-
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyro", None)
-    with pytest.raises(ImportError, match=r"BayesianOperator needs pyro: pip install pyro-ppl"):
-        BayesianOperator(laplace=DIAGONAL, show_progress=False).fit(linear(), DATA)
 
 
 @pytest.mark.bad_input

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import math
 
 import pytest
@@ -368,17 +367,3 @@ def test_bad_arguments(arguments: dict[str, object], message: str) -> None:
 def test_bad_state_distributions(arguments: dict[str, object]) -> None:
     with pytest.raises(ArgumentError, match=f"expected .*{next(iter(arguments))}"):
         StateDistribution(**({"coefficients": INPUTS, "build": decay} | arguments))
-
-
-@pytest.mark.bad_input
-def test_without_torchdiffeq(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def missing(name: str, *rest: object, **others: object) -> object:
-        if name == "torchdiffeq":
-            raise ModuleNotFoundError("No module named 'torchdiffeq'", name="torchdiffeq")
-        return real(name, *rest, **others)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(ImportError, match=r"torchdiffeq: pip install torchdiffeq"):
-        MethodOfLines(decay).sample(1, resolution=63, seed=0)

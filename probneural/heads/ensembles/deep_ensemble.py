@@ -24,7 +24,7 @@ from probneural.curvature import ParameterVector
 from probneural.errors import ArgumentError, TrainingError, UnsupportedError
 from probneural.fields import Field
 from probneural.heads.ensembles.reinitialisation import Build, Initialisation, Reinitialise
-from probneural.heads.training_data import NOISE_FLOOR, TrainingData, owned, recorded, training_data
+from probneural.heads.training_data import HALF, NOISE_FLOOR, TrainingData, owned, recorded, training_data
 from probneural.heads.weight_problem import residuals_of
 from probneural.heads.weight_samples import WeightSampledPredictor, with_state
 from probneural.pairs import Dataset
@@ -226,16 +226,15 @@ def copied_operator(operator: nn.Module) -> nn.Module:
     """A copy without gradients.
 
     Raises:
-        UnsupportedError: If parameters differ in precision.
+        UnsupportedError: If parameters differ in precision, or have half precision.
     """
     copied = copy.deepcopy(operator)
     for parameter in copied.parameters():
         parameter.grad = None
     dtypes = {(value.real if value.is_complex() else value).dtype for value in copied.parameters()}
-    if len(dtypes) > 1:
-        raise UnsupportedError(
-            expected="parameters of one precision", got=", ".join(sorted(map(str, dtypes))), remedy="convert it with .to(dtype)"
-        )
+    if len(dtypes) > 1 or dtypes & HALF:
+        got, expected = ", ".join(sorted(map(str, dtypes))), "parameters of one precision, float32 or float64"
+        raise UnsupportedError(expected=expected, got=got, remedy="convert it with .to(dtype)")
     return copied
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
@@ -14,7 +13,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
-from probneural.checks import check_choice, check_finite, check_least, check_module, check_real
+from probneural.checks import check_choice, check_finite, check_least, check_real
 from probneural.contexts import copy_for_call, undisturbed
 from probneural.distributions import FieldDistribution, GaussianField, Latent, Predictor, PredictorTraits
 from probneural.distributions.latent import digest, draw_keys, separate_batches
@@ -25,7 +24,7 @@ from probneural.heads.kernel.component_root import BlockCoordinates, ComponentRo
 from probneural.heads.kernel.gaussian_processes import KERNELS, LEAST_NOISE, SMOOTHNESS, InducingProcess, Process
 from probneural.heads.kernel.principal_components import PrincipalComponents, left_out, rounding_errors
 from probneural.heads.kernel.search import Fitted, Search
-from probneural.heads.training_data import NOISE_FLOOR, check_some, in_memory, recorded, training_data
+from probneural.heads.training_data import NOISE_FLOOR, check_some, frozen_copy, in_memory, recorded, training_data
 from probneural.heads.weight_problem import residuals_of
 from probneural.pairs import Dataset
 from probneural.randomness import stream
@@ -222,7 +221,7 @@ class KernelOperator(Settings):
             DataError: If the data are not finite, fewer than three pairs, or inputs or outputs do not vary.
             ShapeError: If the operator's outputs do not fit the data's.
         """
-        copied = None if operator is None else copy.deepcopy(check_module(operator, "operator")).eval().requires_grad_(False)
+        copied = None if operator is None else frozen_copy(operator)
         pairs = training_data(data, copied, is_shared=False)
         check_least(pairs.functions, 3, "pairs", remedy="give more data")
         variances = pairs.output_units()[1].square()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 
 import torch
@@ -283,6 +283,7 @@ class LaplacePredictor(Predictor):
         moved = () if shift is None else (shift,)
         name = f"laplace-{self.structure}-{digest(self._vector, *moved)}{weights.fingerprint()}"
         self.latent = Latent(id=name, rank=weights.rank)
+        self._narrow_tensors: dict[Hashable, Tensor] = {}
 
     @property
     def weight_covariance(self) -> Float[Tensor, "P P"]:
@@ -406,6 +407,7 @@ class LaplacePredictor(Predictor):
             weights=self.weights,
             recorded=RecordedMaps(self._vector.new_ones(self.out_channels)),
             variance_estimation=self.variance_estimation,
+            narrow_tensors=self._narrow_tensors,
         )
 
     def _predict(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:

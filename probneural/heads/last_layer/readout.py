@@ -16,7 +16,7 @@ from probneural.contexts import copy_for_call
 from probneural.errors import ArgumentError, ReadoutError
 from probneural.fields import Field, evaluate, takes_grid
 from probneural.grids import Grid, resample
-from probneural.heads.training_data import check_predicted
+from probneural.heads.training_data import check_predicted, frozen_copy
 from probneural.randomness import stream
 from probneural.registry import stored
 
@@ -165,7 +165,7 @@ def find_readout(operator: nn.Module, inputs: Field, name: str | None, *, query:
     Raises:
         ReadoutError: If the submodule does not exist, or it is not a pointwise affine last layer.
     """
-    copied = copy.deepcopy(operator).eval().requires_grad_(False)
+    copied = frozen_copy(operator)
     if not takes_grid(copied):
         query = None
     if name is not None:

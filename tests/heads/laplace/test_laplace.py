@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from probneural.curvature import ParameterVector
 from probneural.errors import ArgumentError, ShapeError, UnsupportedError
@@ -15,6 +16,7 @@ from probneural.fields import Field, evaluate
 from probneural.functionals import integral, stack
 from probneural.grids import Grid
 from probneural.heads import Kronecker, Laplace
+from probneural.heads.laplace.laplace import LaplacePredictor
 from probneural.heads.laplace.structures import STRUCTURES, Structure, closed_form
 from probneural.pairs import FieldPairs
 from tests.curvature.reference import dense_jacobian
@@ -62,6 +64,47 @@ def test_posterior_and_evidence_equal_dense_algebra(operator: str, learned: bool
     value = value + (predictor.prior_precision * vector.square()).sum()
     value = value + torch.linalg.slogdet(hessian)[1] - predictor.prior_precision.log().sum()
     assert predictor.log_evidence == pytest.approx(-0.5 * float(value), rel=1e-9)
+
+
+def test_later_predictions_take_no_passes_for_the_variances_of_the_same_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same input on the same grid only; conditioned predictors share the passes and not the variances."""
+    import probneural.curvature.jacobian_root as roots
+    import probneural.heads.laplace.laplace as module
+
+    monkeypatch.setattr(module, "_MATERIALISED", 0)
+    case = operator_case("fno-1d")
+    inputs, functional = case.inputs[:2], integral(case.data.outputs.grid)
+
+    def variances(predictor: LaplacePredictor) -> list[Tensor]:
+        measured = predictor.condition(
+            inputs[:1], functional, values=case.data.outputs.values.mean((0, 2))[None, :, None], noise=1e-2
+        )
+        finer = inputs.grid.resized(2 * inputs.grid.size)
+        changed = replace(inputs, values=inputs.values + 1e-9)
+        return [
+            predictor(inputs).variance,
+            predictor(inputs, finer).variance,
+            predictor(changed).variance,
+            measured(inputs).variance,
+        ]
+
+    def fitted() -> LaplacePredictor:
+        return Laplace("diagonal", noise=0.1, prior_precision=1.0).fit(case.operator, case.data)
+
+    predictor, passes = fitted(), []
+    evaluated = roots.evaluate_at
+    monkeypatch.setattr(roots, "evaluate_at", lambda *args, **options: passes.append(1) or evaluated(*args, **options))
+    first = variances(predictor)
+    count = len(passes)
+    again = variances(predictor)
+    assert len(passes) - count < count / 2
+    for one, other, fresh in zip(first, again, variances(fitted()), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=0.0)
+        torch.testing.assert_close(one, fresh, rtol=1e-12, atol=0.0)
+    assert float((first[0] - first[2]).abs().max()) > 0
+    passes.clear()
+    predictor(inputs).variance  # noqa: B018
+    assert not passes
 
 
 @pytest.mark.parametrize("structure", [*STRUCTURES, Kronecker(probes=4)])
