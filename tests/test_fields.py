@@ -203,5 +203,5 @@ class TestEvaluate:
     )
     @pytest.mark.parametrize("query", [None, scattered(7, 2)])
     def test_a_module_that_returns_something_else(self, output: object, query: Grid | None) -> None:
-        with pytest.raises(ShapeError, match="an operator that returns"):
+        with pytest.raises(ShapeError, match="what an operator returns of shape"):
             evaluate(Fixed(output), self.INPUTS, query)

@@ -713,7 +713,7 @@ def per_axis(value: Any, count: int, name: str, check: Callable[[Any, str], Any]
         ArgumentError: If a sequence has another number of entries, or one of them fails its check.
     """
     entries = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,) * count
-    remedy = f"give one per axis, e.g. {name}={(entries or (value,))[:1] * count!r}"
+    remedy = f"give {count}, e.g. {name}={(entries or (value,))[:1] * count!r}"
     check_count(len(entries), count, f"entries of {name}", remedy=remedy, error=ArgumentError)
     return tuple(check(entry, name) for entry in entries)
 

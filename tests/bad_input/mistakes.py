@@ -264,7 +264,12 @@ SELECTION = [
         ShapeError,
         "channels",
     ),
-    Case("fully labelled", lambda: select(active.RandomSelection(), labelled=pairs().inputs), DataError, "fully labelled"),
+    Case(
+        "fully labelled",
+        lambda: select(active.RandomSelection(), labelled=pairs().inputs),
+        DataError,
+        "unlabelled functions in the pool",
+    ),
 ]
 
 LOOP = [

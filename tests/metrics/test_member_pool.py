@@ -93,5 +93,5 @@ def test_what_has_no_ranks_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="GaussianField"):
         rank_histogram(compare(gaussian(GRID), truth_for(u)))
     one = EmpiricalField(u.samples[:1], grid=GRID)
-    with pytest.raises(DataError, match="two or more members"):
+    with pytest.raises(DataError, match="2 or more members"):
         rank_histogram(compare(one, truth_for(one)))

@@ -175,7 +175,7 @@ def test_infinite_precision_fixes_parameters() -> None:
 def test_chosen_parameters_must_be_few(monkeypatch: pytest.MonkeyPatch) -> None:
     case = operator_case("fno-1d")
     monkeypatch.setattr(closed_form, "LARGEST", 10)
-    with pytest.raises(UnsupportedError, match="at most 10 parameters"):
+    with pytest.raises(UnsupportedError, match="an integer from 1 to 10 as number of parameters for a dense covariance"):
         Laplace("full").fit(case.operator, case.data)
     assert Laplace("full", parameters=["readout"]).fit(case.operator, case.data).latent.rank == 7
 
