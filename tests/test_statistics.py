@@ -117,7 +117,7 @@ def test_they_carry_no_graph() -> None:
 def test_refuses_nothing_and_other_channels() -> None:
     with pytest.raises(DataError, match="1 or more functions to take units from"):
         units(FIELD[:0])
-    with pytest.raises(DataError, match="expected functions of 3 channels; got 2"):
+    with pytest.raises(DataError, match="expected 3 channels of functions; got 2"):
         units([FIELD, Field(FIELD.values[:, :2], GRID)])
 
 
