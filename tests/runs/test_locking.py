@@ -82,6 +82,6 @@ def test_several_processes_of_torchrun_are_refused(
     monkeypatch.setattr(torch.distributed, "init_process_group", wait)
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UnsupportedError, match="one of 2, as torchrun starts them; leave torchrun out; or call pn.fit"):
+    with pytest.raises(UnsupportedError, match="1 process for a run and its folder"):
         step(cheap(written(tmp_path)), tmp_path / "run", show_progress=False)
     assert not (tmp_path / "run").exists()

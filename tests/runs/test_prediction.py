@@ -139,7 +139,7 @@ def test_files_say_what_they_are(run: Path, tmp_path: Path) -> None:
 def test_no_functions_are_no_inputs(run: Path, tmp_path: Path) -> None:
     given = fields(3, 16, seed=3).drop_vars(["u", "slope"]).isel(sample=slice(0, 0))
     given.to_netcdf(tmp_path / "none.nc", engine="h5netcdf")
-    with pytest.raises(DataError, match="one function or more"):
+    with pytest.raises(DataError, match="1 or more functions in"):
         runs.predict(run, tmp_path / "none.nc", output=tmp_path / "out.nc", show_progress=False)
 
 
