@@ -436,7 +436,7 @@ VALUES: list[tuple[str, str, Any, str]] = [
     ("updated", "variance_estimation.parts.probes", 0, "at least 1 as probes"),
     ("updated", "variance_estimation.parts.sketch", -1, "at least 1 as sketch"),
     ("updated", "layout.parts.names.0", "lift.bias", "layout"),
-    ("updated", "layout.parts.is_complex", [], "one shape and one flag per name"),
+    ("updated", "layout.parts.is_complex", [], "not 12 flags"),
     ("updated", "domain.parts.shape.0", 12, "uniform axes"),
     ("updated", "domain.parts.axes.0.parts.length", float("nan"), "a finite number above 0 as lengths"),
     ("updated", "domain.parts.axes.0.parts.size", 2**63, "fewer than 2.63 points"),
