@@ -4,6 +4,7 @@ from probneural.operators.attention import AttentionOperator
 from probneural.operators.base import Operator
 from probneural.operators.deeponet import DeepONet
 from probneural.operators.fno import FNO
+from probneural.operators.gated_fno import GatedFNO, from_neuraloperator
 from probneural.operators.layers.mlp import HiddenLayers
 from probneural.operators.linear import LinearRegression
 from probneural.operators.pod_deeponet import PODDeepONet
@@ -15,12 +16,14 @@ __all__ = [
     "FNO",
     "AttentionOperator",
     "DeepONet",
+    "GatedFNO",
     "HiddenLayers",
     "LinearRegression",
     "Operator",
     "PODDeepONet",
     "PointFNO",
     "Rollout",
+    "from_neuraloperator",
     "suggest",
 ]
 
