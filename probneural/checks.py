@@ -624,6 +624,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "arviz": ("arviz",),
     "cli": ("h5netcdf", "h5py", "matplotlib", "numcodecs", "pydantic", "xarray", "zarr"),
     "data": ("h5netcdf", "h5py", "numcodecs", "xarray", "zarr"),
+    "hub": ("huggingface_hub",),
     "mesh": ("meshio",),
     "ode": ("torchdiffeq",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),

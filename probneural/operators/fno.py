@@ -97,7 +97,7 @@ class FNO(Operator):
         self.input_normalizer = ChannelNormalizer(in_channels)
         self.output_normalizer = ChannelNormalizer(out_channels)
         with initial_weights(seed):
-            self.lift = PointwiseLinear(lifted, width)
+            self.lift: nn.Module = PointwiseLinear(lifted, width)
             self.spectral = nn.ModuleList(self._convolution(width, width, number) for number in range(depth))
             self.pointwise = nn.ModuleList(PointwiseLinear(width, width) for _ in range(depth))
             self.projection = PointwiseLinear(width, projection)

@@ -15,7 +15,7 @@ from probneural.errors import ArgumentError, DataWarning, UnsupportedError, warn
 from probneural.grids import Grid
 from probneural.operators.base import Operator, initial_weights
 from probneural.operators.fno import FNO
-from probneural.operators.layers import Embedding, PointwiseLinear
+from probneural.operators.layers import Embedding, PointwiseLinear, position_channels
 from probneural.registry import stored
 
 
@@ -78,7 +78,7 @@ class GatedFNO(FNO):
                 continuation="periodic",
                 embeds_position=embeds_position,
             )
-            self.lift = _network(self.lift.in_channels, lifting, width)
+            self.lift = _network(in_channels + position_channels(self.embeds_position, self.periodic), lifting, width)
             self.mixing = nn.ModuleList(_network(width, mixing, width) for _ in range(depth))
         self.hidden = (lifting, projection, mixing)
         self.gates = nn.ParameterList(torch.ones(width) for _ in range(depth))
@@ -180,9 +180,9 @@ def from_neuraloperator(
                 check_count(entry.numel(), parameter.numel(), f"values of {source}", remedy="give a state dict of one model")
                 parameter.copy_(entry.reshape(parameter.shape))
         if embeds_position:  # W x + b = W/2 (2x - 1) + (b + W/2): coordinates are from -1 to 1, not from 0 to 1
-            lift, dimension = operator.lift[0], len(operator.modes)
-            lift.weight[:, -dimension:] /= 2.0
-            lift.bias += lift.weight[:, -dimension:].sum(1)
+            coordinates = operator.get_parameter("lift.0.weight")[:, -len(operator.modes) :]
+            coordinates /= 2.0
+            operator.get_parameter("lift.0.bias").add_(coordinates.sum(1))
     for text, names in (
         ("missing entries, which keep random initial weights", missing),
         ("entries that are not used", list(entries)),

@@ -41,6 +41,7 @@ from probneural.functionals import Functional
 from probneural.grids import Grid, check_grid
 from probneural.pairs import Dataset, batches, evenly_spread_rows
 from probneural.pairs.provenance import Provenance, TrainingRecord, check_units, joined_record, no_keys, warn_of_mask
+from probneural.pretrained import Pretrained
 from probneural.randomness import check_seed
 from probneural.registry import stored
 
@@ -77,7 +78,7 @@ class PredictorTraits:
     discrepancy_variance: tuple[float, ...] = ()
 
 
-class Predictor(Undisturbed, ABC):
+class Predictor(Pretrained, Undisturbed, ABC):
     """A frozen map from input fields to a distribution over output fields; abstract.
 
     Args:
@@ -299,7 +300,11 @@ class Predictor(Undisturbed, ABC):
 
     def _repr_html_(self) -> str:
         """A table of channels, operator, calibration, noise and training data."""
-        rows = {
+        return html_table(type(self).__name__, self._rows().items())
+
+    def _rows(self) -> dict[str, str]:
+        """The rows of the table by heading."""
+        return {
             "predictor": self._description(),
             "channels": f"{self.in_channels} → {self.out_channels}",
             "operator": ", ".join(dict.fromkeys(self._operators)) or "none",
@@ -307,7 +312,6 @@ class Predictor(Undisturbed, ABC):
             "noise variance": ", ".join(f"{value:.3g}" for value in self.noise.tolist()),
             "trained on": "unknown" if self.trained_on is None else str(self.trained_on),
         }
-        return html_table(type(self).__name__, rows.items())
 
     @property
     def _parts(self) -> list[Predictor]:
