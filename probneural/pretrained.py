@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
 from torch import nn
+
+from probneural.checks import check_path, check_text, optional
+from probneural.errors import FileError
+
+MODEL = "model.safetensors"
+"""Name of the file of the model."""
 
 
 class Pretrained:
@@ -29,7 +37,7 @@ class Pretrained:
             FileError: If the folder cannot be written to.
             ArgumentError: If the card has no such text.
         """
-        _hub().save_pretrained(self, save_directory, texts=model_card_kwargs)
+        _storage("hub").write_folder(self, save_directory, texts=model_card_kwargs, source=str(save_directory))
 
     def push_to_hub(
         self,
@@ -59,9 +67,13 @@ class Pretrained:
             FileError: If the Hub refuses.
             ArgumentError: If the card has no such text.
         """
-        options = {"revision": revision, "token": token, "private": private, "commit_message": commit_message}
-        url: str = _hub().push_to_hub(self, repo_id, texts=model_card_kwargs, **options)
-        return url
+        api = optional("huggingface_hub", "push_to_hub", extra="hub").HfApi(token=token)
+        with tempfile.TemporaryDirectory() as folder:
+            _storage("hub").write_folder(self, folder, texts=model_card_kwargs, source=check_text(repo_id, "repo_id"))
+            with file_errors(f"a repository {repo_id} of the Hub to write into"):
+                name = api.create_repo(repo_id=repo_id, private=private, exist_ok=True).repo_id
+                commit = {"commit_message": commit_message, "revision": revision}
+                return str(api.upload_folder(repo_id=name, folder_path=folder, **commit))
 
     @classmethod
     def from_pretrained(
@@ -89,9 +101,23 @@ class Pretrained:
             ArgumentError: If the operator is needed and missing, or does not fit.
             UnsupportedError: If huggingface_hub is needed and not installed.
         """
-        model: Self = _hub().from_pretrained(cls, repo_id, revision=revision, token=token, device=device, operator=operator)
+        path = check_path(repo_id, "repo_id") / MODEL
+        if not path.parent.is_dir():
+            hub = optional("huggingface_hub", f"from_pretrained of {repo_id}, which is no folder,", extra="hub")
+            with file_errors(f"{MODEL} in a folder or repository {repo_id}"):
+                path = hub.hf_hub_download(repo_id=str(repo_id), filename=MODEL, revision=revision, token=token)
+        model: Self = _storage("files").load_as(cls, path, device=device, operator=operator)
         return model
 
 
-def _hub() -> Any:
-    return importlib.import_module("probneural.storage.hub")  # a higher layer
+@contextmanager
+def file_errors(expected: str) -> Iterator[None]:
+    """Raise errors of the system and of the Hub as a FileError."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise FileError(expected=expected, got=str(error), remedy="check name, access and connection") from error
+
+
+def _storage(module: str) -> Any:
+    return importlib.import_module(f"probneural.storage.{module}")  # a higher layer

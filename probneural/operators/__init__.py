@@ -4,9 +4,9 @@ from probneural.operators.attention import AttentionOperator
 from probneural.operators.base import Operator
 from probneural.operators.deeponet import DeepONet
 from probneural.operators.fno import FNO
-from probneural.operators.gated_fno import GatedFNO, from_neuraloperator
 from probneural.operators.layers.mlp import HiddenLayers
 from probneural.operators.linear import LinearRegression
+from probneural.operators.neuraloperator import from_neuraloperator
 from probneural.operators.pod_deeponet import PODDeepONet
 from probneural.operators.point_fno import PointFNO
 from probneural.operators.rollout import Rollout
@@ -16,7 +16,6 @@ __all__ = [
     "FNO",
     "AttentionOperator",
     "DeepONet",
-    "GatedFNO",
     "HiddenLayers",
     "LinearRegression",
     "Operator",

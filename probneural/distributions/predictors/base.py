@@ -300,11 +300,7 @@ class Predictor(Pretrained, Undisturbed, ABC):
 
     def _repr_html_(self) -> str:
         """A table of channels, operator, calibration, noise and training data."""
-        return html_table(type(self).__name__, self._rows().items())
-
-    def _rows(self) -> dict[str, str]:
-        """The rows of the table by heading."""
-        return {
+        rows = {
             "predictor": self._description(),
             "channels": f"{self.in_channels} → {self.out_channels}",
             "operator": ", ".join(dict.fromkeys(self._operators)) or "none",
@@ -312,6 +308,7 @@ class Predictor(Pretrained, Undisturbed, ABC):
             "noise variance": ", ".join(f"{value:.3g}" for value in self.noise.tolist()),
             "trained on": "unknown" if self.trained_on is None else str(self.trained_on),
         }
+        return html_table(type(self).__name__, rows.items())
 
     @property
     def _parts(self) -> list[Predictor]:

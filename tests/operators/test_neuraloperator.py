@@ -1,0 +1,136 @@
+"""Conversion of neuraloperator's weights: outputs equal its own, and what a state dict lacks is said.
+
+`python -m tests.operators.test_neuraloperator` writes the reference file where neuraloperator 2.0.0 is installed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import probneural as pn
+from probneural.errors import ArgumentError, DataWarning, GridError, ResolutionError, UnsupportedError
+from probneural.operators import from_neuraloperator
+from probneural.training import files
+from tests.helpers import generator
+
+REFERENCE = Path(__file__).with_name("neuraloperator.safetensors")
+MODES = {"FNO-1-D": (6,), "FNO-2-D": (4, 5), "TFNO-1-D": (5,), "TFNO-2-D": (5, 4)}
+SHAPES = {1: (12,), 2: (8, 9)}
+
+
+def peer(name: str, **options: Any) -> Any:
+    """A model of neuraloperator whose weights were all changed."""
+    from neuralop import models
+
+    random, options = generator(name), {"hidden_channels": 4, "n_layers": 3, **options}
+    model = getattr(models, name[:-4])(n_modes=MODES[name], in_channels=2, out_channels=3, **options).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=random))
+    return model
+
+
+def inputs(name: str) -> Tensor:
+    return torch.randn(2, 2, *SHAPES[len(MODES[name])], generator=generator("inputs"))
+
+
+def write_reference() -> None:
+    tensors = {}
+    for name in MODES:
+        model = peer(name)
+        tensors |= {f"{name}/{key}": value for key, value in model.state_dict().items() if isinstance(value, Tensor)}
+        tensors |= {f"{name}/inputs": inputs(name), f"{name}/outputs": model(inputs(name)).detach()}
+    files.write(REFERENCE, tensors, metadata={"neuraloperator": "2.0.0"})
+
+
+@cache
+def reference(name: str) -> tuple[dict[str, Any], Tensor, Tensor]:
+    """The state dict of a model, its inputs and outputs."""
+    tensors = {key.partition("/")[2]: value for key, value in files.read(REFERENCE)[0].items() if key.startswith(f"{name}/")}
+    return tensors, tensors.pop("inputs"), tensors.pop("outputs")
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_outputs_are_those_of_neuraloperator(name: str) -> None:
+    state, values, expected = reference(name)
+    operator = from_neuraloperator(state, periodic=False)
+    torch.testing.assert_close(operator(values), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+    assert not any(parameter.is_complex() for parameter in operator.parameters())
+    with pytest.raises(GridError):
+        operator(values, grid=pn.Grid.uniform(values.shape[2:], periodic=True))
+    coarse = values[..., : MODES[name][-1] // 2 * 2]
+    with pytest.raises(ResolutionError):
+        operator(coarse)
+
+
+def test_a_converted_operator_has_heads_and_files(tmp_path: Path) -> None:
+    state, values, expected = reference("TFNO-2-D")
+    operator = from_neuraloperator(state, periodic=False)
+    grid = pn.Grid.uniform(values.shape[2:], periodic=False)
+    noise = 0.1 * torch.randn(6, 3, *grid.shape, generator=generator("noise"))
+    pairs = pn.FieldPairs(pn.Field(values.repeat(3, 1, 1, 1), grid), pn.Field(expected.repeat(3, 1, 1, 1) + noise, grid))
+    predictor = pn.heads.LastLayerLaplace().fit(operator, pairs)
+    torch.testing.assert_close(predictor(pairs.inputs).mean, operator(pairs.inputs.values), rtol=0, atol=1e-5)
+    assert predictor(pairs.inputs).variance.min() > 0
+    structured = pn.heads.Laplace(structure="kronecker", noise=0.01, prior_precision=1.0).fit(operator, pairs)
+    assert structured(pairs.inputs[:2]).variance.min() > 0
+    pn.save(predictor, tmp_path / "predictor")
+    loaded = pn.load(tmp_path / "predictor")
+    assert torch.equal(loaded(pairs.inputs).mean, predictor(pairs.inputs).mean)
+    operator.reset_parameters()
+    assert all(bool((gate == 1.0).all()) for gate in operator.gates)
+
+
+def test_entries_that_do_not_fit_are_named() -> None:
+    state, values, expected = reference("FNO-1-D")
+    untrained = {**state, **{key: torch.ones_like(gate) for key, gate in state.items() if ".channel_mlp_skips.1" in key}}
+    with pytest.warns(DataWarning, match=r"never trained, with gates of exactly one: gates\.1$"):
+        from_neuraloperator(untrained)
+    with pytest.warns(DataWarning, match=r"not used: lifting\.fcs\.2\.bias$"):
+        from_neuraloperator({**state, "lifting.fcs.2.bias": torch.ones(3)})
+    lacking = {key: value for key, value in state.items() if key not in ("projection.fcs.1.bias", "lifting.fcs.0.bias")}
+    with pytest.warns(DataWarning, match=r"random initial values: lift\.0\.bias, readout\.bias$"):
+        operator = from_neuraloperator(lacking)
+    assert not torch.allclose(operator(values), expected, atol=1e-3)
+
+
+def test_other_models_are_refused() -> None:
+    state = reference("FNO-2-D")[0]
+    with pytest.raises(UnsupportedError, match=r"got domain_padding=0\.25; heads take any module"):
+        from_neuraloperator({**state, "_metadata": {"domain_padding": 0.25, "norm": None}})
+    with pytest.raises(UnsupportedError, match="positional_embedding=None; got positional_embedding=grid"):
+        from_neuraloperator({**state, "_metadata": {"positional_embedding": "grid"}}, embeds_position=False)
+    with pytest.raises(UnsupportedError, match="non_linearity"):
+        from_neuraloperator({**state, "_metadata": {"non_linearity": torch.nn.functional.relu}})
+    with pytest.raises(ArgumentError, match="spectral"):
+        from_neuraloperator({key: value for key, value in state.items() if "convs" not in key})
+    with pytest.raises(ArgumentError, match="size mismatch"):
+        from_neuraloperator({**state, "projection.fcs.0.bias": torch.ones(5)})
+    with pytest.raises(ArgumentError, match="periodic"):
+        from_neuraloperator(state, periodic=(True, False, True))
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_beside_neuraloperator(name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("neuralop")
+        for embedding in ("grid", None):
+            model = peer(name, positional_embedding=embedding, projection_channel_ratio=3)
+            operator = from_neuraloperator(model.state_dict(), embeds_position=embedding is not None)
+            expected = model(inputs(name)).detach()
+            torch.testing.assert_close(operator(inputs(name)), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+    with pytest.warns(DataWarning, match="never trained"):
+        options = {"n_modes": MODES[name], "in_channels": 1, "out_channels": 1, "hidden_channels": 4}
+        from_neuraloperator(type(model)(**options).state_dict())
+
+
+if __name__ == "__main__":
+    write_reference()
