@@ -37,7 +37,7 @@ class Pretrained:
             FileError: If the folder cannot be written to.
             ArgumentError: If the card has no such text.
         """
-        _storage("hub").write_folder(self, save_directory, texts=model_card_kwargs, source=str(save_directory))
+        _storage("hub").write_folder(self, save_directory, texts=model_card_kwargs)
 
     def push_to_hub(
         self,

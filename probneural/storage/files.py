@@ -71,9 +71,9 @@ def load_as(
     target = check_device(device)
     tensors, metadata = files.read(check_path(path, "path"))
     kind = kind_named(metadata.get("kind"))
-    if not issubclass(nn.Module if kind is None else kind.cls, cls):
-        got = str(metadata.get("kind"))[:80]
-        raise FileError(expected=f"a {cls.__name__}", got=got, remedy="use from_pretrained of that class, or pn.load")
+    if not (isinstance(operator, cls) if kind is None else issubclass(kind.cls, cls)):
+        remedy = "use from_pretrained of that class, or pn.load; give your own modules as operator="
+        raise FileError(expected=f"a {cls.__name__}", got=str(metadata.get("kind"))[:80], remedy=remedy)
     return Reader(tensors, operator=operator).plan(metadata)(target)
 
 

@@ -24,14 +24,14 @@ _UNSTATED = {"license": "unknown", "training": "Recipe not stated.", "selection"
 """Texts of a card, by the name of the argument, where the author gives none."""
 
 
-def write_folder(model: Any, folder: str | os.PathLike[str], *, texts: Mapping[str, str] | None, source: str) -> None:
+def write_folder(model: Any, folder: str | os.PathLike[str], *, texts: Mapping[str, str] | None, source: str = "") -> None:
     """Write a model, its configuration and its card; see [`save_pretrained`][probneural.pretrained.Pretrained.save_pretrained].
 
     Args:
         model: Operator or predictor.
         folder: Folder.
         texts: Texts of the author for the card, by name.
-        source: Repository or folder that the card loads from.
+        source: Repository that the card loads from; the folder's name by default.
     """
     texts = _UNSTATED | {**check_instance(texts or {}, Mapping, "model_card_kwargs", remedy="give texts by name")}
     for name, text in texts.items():
@@ -57,7 +57,7 @@ def write_folder(model: Any, folder: str | os.PathLike[str], *, texts: Mapping[s
         "data": data,
         "calibration": str(report) or (f"Fitted to {len(calibrated_on)} pairs." if len(calibrated_on) else "Not calibrated."),
         "cls": f"operators.{name}" if isinstance(model, nn.Module) else "distributions.Predictor",
-        "source": json.dumps(source),
+        "source": json.dumps(source or target.resolve().name),
         "operator": ", operator=module" if f'"kind": "{FOREIGN}"' in json.dumps(metadata) else "",
     }
     template = string.Template(Path(__file__).with_name("model_card.md").read_text(encoding="utf-8"))
