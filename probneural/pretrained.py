@@ -72,8 +72,8 @@ class Pretrained:
             _storage("hub").write_folder(self, folder, texts=model_card_kwargs, source=check_text(repo_id, "repo_id"))
             with file_errors(f"a repository {repo_id} of the Hub to write into"):
                 name = api.create_repo(repo_id=repo_id, private=private, exist_ok=True).repo_id
-                commit = {"commit_message": commit_message, "revision": revision}
-                return str(api.upload_folder(repo_id=name, folder_path=folder, **commit))
+                url = api.upload_folder(repo_id=name, folder_path=folder, commit_message=commit_message, revision=revision)
+        return str(url)
 
     @classmethod
     def from_pretrained(
@@ -106,8 +106,7 @@ class Pretrained:
             hub = optional("huggingface_hub", f"from_pretrained of {repo_id}, which is no folder,", extra="hub")
             with file_errors(f"{MODEL} in a folder or repository {repo_id}"):
                 path = hub.hf_hub_download(repo_id=str(repo_id), filename=MODEL, revision=revision, token=token)
-        model: Self = _storage("files").load_as(cls, path, device=device, operator=operator)
-        return model
+        return _storage("files").load_as(cls, path, device=device, operator=operator)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from probneural.checks import check_flag, check_instance
-from probneural.errors import ArgumentError, DataWarning, ProbneuralError, UnsupportedError, warn
+from probneural.errors import ArgumentError, DataWarning, UnsupportedError, warn
 from probneural.operators.fno import FNO
 
 _NAMES = {
@@ -69,8 +69,8 @@ def from_neuraloperator(
     if others:
         expected, remedy = f"default blocks, and positional_embedding={position!r}", "heads take any module: give the model"
         raise UnsupportedError(expected=expected, got=", ".join(others), remedy=remedy)
-    weights = _renamed({name: value for name, value in state_dict.items() if isinstance(value, Tensor)})
     try:
+        weights = _renamed({name: value for name, value in state_dict.items() if isinstance(value, Tensor)})
         *retained, _, width, _ = weights["spectral.0.weight"].shape
         lifting, lifted = weights["lift.0.weight"].shape
         out_channels, projection = weights["readout.weight"].shape
@@ -88,9 +88,7 @@ def from_neuraloperator(
             embeds_position="linear" if embeds_position else False,
         ).to(weights["lift.0.weight"].dtype)
         unused = operator.load_state_dict({**operator.state_dict(), **weights}, strict=False).unexpected_keys
-    except ProbneuralError:
-        raise
-    except (KeyError, RuntimeError, ValueError) as error:
+    except (LookupError, RuntimeError) as error:
         expected = "the state dict of an FNO or TFNO of neuraloperator 2.0"
         raise ArgumentError(
             expected=expected, got=f"another ({error})", remedy="other blocks: give a head the model"

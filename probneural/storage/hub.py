@@ -33,7 +33,7 @@ def write_folder(model: Any, folder: str | os.PathLike[str], *, texts: Mapping[s
         texts: Texts of the author for the card, by name.
         source: Repository that the card loads from; the folder's name by default.
     """
-    texts = _UNSTATED | {**check_instance(texts or {}, Mapping, "model_card_kwargs", remedy="give texts by name")}
+    texts = _UNSTATED | {**check_instance({} if texts is None else texts, Mapping, "model_card_kwargs", remedy="give texts")}
     for name, text in texts.items():
         check_text(text, check_choice(name, _UNSTATED, "model_card_kwargs"))
     target = check_path(folder, "save_directory")
