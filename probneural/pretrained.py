@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -64,16 +63,14 @@ class Pretrained:
 
         Raises:
             UnsupportedError: If huggingface_hub is not installed, or the model has a part that files cannot hold.
-            FileError: If the Hub refuses.
             ArgumentError: If the card has no such text.
+            OSError: If the Hub refuses; the errors of huggingface_hub.
         """
         api = optional("huggingface_hub", "push_to_hub", extra="hub").HfApi(token=token)
         with tempfile.TemporaryDirectory() as folder:
             _storage("hub").write_folder(self, folder, texts=model_card_kwargs, source=check_text(repo_id, "repo_id"))
-            with file_errors(f"a repository {repo_id} of the Hub to write into"):
-                name = api.create_repo(repo_id=repo_id, private=private, exist_ok=True).repo_id
-                url = api.upload_folder(repo_id=name, folder_path=folder, commit_message=commit_message, revision=revision)
-        return str(url)
+            name = api.create_repo(repo_id=repo_id, private=private, exist_ok=True).repo_id
+            return str(api.upload_folder(repo_id=name, folder_path=folder, commit_message=commit_message, revision=revision))
 
     @classmethod
     def from_pretrained(
@@ -104,18 +101,11 @@ class Pretrained:
         path = check_path(repo_id, "repo_id") / MODEL
         if not path.parent.is_dir():
             hub = optional("huggingface_hub", f"from_pretrained of {repo_id}, which is no folder,", extra="hub")
-            with file_errors(f"{MODEL} in a folder or repository {repo_id}"):
+            try:
                 path = hub.hf_hub_download(repo_id=str(repo_id), filename=MODEL, revision=revision, token=token)
+            except (OSError, ValueError) as error:  # errors of connections, of the Hub, and of names
+                raise FileError(expected=f"a folder or {MODEL}", got=str(error), remedy="check name and connection") from error
         return _storage("files").load_as(cls, path, device=device, operator=operator)
-
-
-@contextmanager
-def file_errors(expected: str) -> Iterator[None]:
-    """Raise errors of the system and of the Hub as a FileError."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        raise FileError(expected=expected, got=str(error), remedy="check name, access and connection") from error
 
 
 def _storage(module: str) -> Any:

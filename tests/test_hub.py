@@ -137,7 +137,7 @@ def test_the_client_has_these_functions(hub: Hub, monkeypatch: pytest.MonkeyPatc
     assert read.data.library_name == "probneural"
     assert "neural-operator" in read.data.tags
     for missing in ("../no repository", str(tmp_path / "missing")):
-        with pytest.raises(FileError, match="in a folder or repository"):
+        with pytest.raises(FileError, match=r"a folder or model\.safetensors"):
             FNO.from_pretrained(missing)
 
 
@@ -192,7 +192,7 @@ def test_nothing_is_written_in_part(hub: Hub, monkeypatch: pytest.MonkeyPatch, t
             operator().push_to_hub("user/model")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert not hub.calls
-    with pytest.raises(FileError, match="repository no-user of the Hub"):
+    with pytest.raises(ValueError, match="no repository"):  # the client's own error
         operator().push_to_hub("no-user")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UnsupportedError, match="pip install huggingface_hub"):

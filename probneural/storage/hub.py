@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import string
@@ -15,7 +16,7 @@ from torch import nn
 from probneural import atomic
 from probneural.checks import check_choice, check_instance, check_path, check_text
 from probneural.distributions.latent import digest
-from probneural.pretrained import MODEL, file_errors
+from probneural.pretrained import MODEL
 from probneural.storage.files import save
 from probneural.storage.kinds import CONFIGURATION, FOREIGN
 from probneural.training import files
@@ -37,7 +38,7 @@ def write_folder(model: Any, folder: str | os.PathLike[str], *, texts: Mapping[s
     for name, text in texts.items():
         check_text(text, check_choice(name, _UNSTATED, "model_card_kwargs"))
     target = check_path(folder, "save_directory")
-    with file_errors(f"a folder {target} to write into"):
+    with contextlib.suppress(OSError):  # `save` raises an error
         target.mkdir(parents=True, exist_ok=True)
     save(model, target / MODEL)
     metadata, name, record = files.read(target / MODEL)[1], type(model).__name__, getattr(model, "trained_on", None)
