@@ -69,10 +69,9 @@ def from_neuraloperator(
     known = {**_ARGUMENTS, "positional_embedding": "grid" if embeds_position else None}
     arguments = known | dict(state_dict.get("_metadata", {}))
     others = {name: arguments[name] for name in known if (arguments[name] or None) != known[name]}
+    expected, remedy = "default blocks", "set embeds_position= as in the model, or give a head the model itself"
     if others:
-        raise UnsupportedError(
-            expected="default blocks", got=str(others), remedy="set embeds_position=, or give a head the model"
-        )
+        raise UnsupportedError(expected=expected, got=str(others), remedy=remedy)
     try:
         weights = _renamed(state_dict)
         *retained, _, width, _ = weights["spectral.0.weight"].shape
@@ -93,9 +92,7 @@ def from_neuraloperator(
         ).to(weights["lift.0.weight"].dtype)
         unused = operator.load_state_dict({**operator.state_dict(), **weights}, strict=False).unexpected_keys
     except (LookupError, RuntimeError) as error:
-        raise ArgumentError(
-            expected="entries of default blocks", got=f"none ({error})", remedy="give a head the model"
-        ) from error
+        raise ArgumentError(expected=f"entries of {expected}", got=f"others ({error})", remedy=remedy) from error
     if embeds_position:  # W x + b = W/2 (2x - 1) + (b + W/2): coordinates are from -1 to 1, not from 0 to 1
         with torch.no_grad():
             coordinates = operator.get_parameter("lift.0.weight")[:, -len(retained) :].div_(2.0)

@@ -50,9 +50,7 @@ def write_folder(model: Any, folder: str | os.PathLike[str], *, texts: Mapping[s
     if record is not None:
         times = f"history {record.history}, lead {record.lead}, step {record.step or 'unknown'}"
         data = f"Trained on {record}; {times}. Fingerprint of the pairs: `{digest(record.row_keys)}`."
-    facts = {
-        "name": name,
-        "version": library["library_version"],
+    facts = config | {
         "model": f"Neural operator `{name}`" if isinstance(model, nn.Module) else f"Predictor `{model!r}`",
         "channels": f"{model.in_channels} → {model.out_channels}",
         "data": data,

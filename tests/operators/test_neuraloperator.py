@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import conv1d, gelu
 
 import probneural as pn
-from probneural.errors import ArgumentError, DataWarning, GridError, ResolutionError, UnsupportedError
+from probneural.errors import ArgumentError, DataWarning, UnsupportedError
 from probneural.operators import from_neuraloperator
 from probneural.randomness import seeded
 from probneural.training import files
@@ -31,8 +31,8 @@ def peer(name: str, **options: Any) -> Any:
     """A model of neuraloperator whose weights were all changed."""
     from neuralop import models
 
-    random, options = generator(name), {"hidden_channels": 4, "n_layers": 3, **options}
-    model = getattr(models, name[:-4])(n_modes=MODES[name], in_channels=2, out_channels=3, **options).eval()
+    sizes = {"n_modes": MODES[name], "in_channels": 2, "out_channels": 3, "hidden_channels": 4, "n_layers": 3}
+    random, model = generator(name), getattr(models, name[:-4])(**sizes, **options).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn(parameter.shape, generator=random))
@@ -65,11 +65,6 @@ def test_outputs_are_those_of_neuraloperator(name: str) -> None:
     operator = from_neuraloperator(state, periodic=False)
     torch.testing.assert_close(operator(values), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
     assert not any(parameter.is_complex() for parameter in operator.parameters())
-    with pytest.raises(GridError):
-        operator(values, grid=pn.Grid.uniform(values.shape[2:], periodic=True))
-    coarse = values[..., : MODES[name][-1] // 2 * 2]
-    with pytest.raises(ResolutionError):
-        operator(coarse)
 
 
 def test_a_converted_operator_has_heads_and_files(tmp_path: Path) -> None:
@@ -86,9 +81,8 @@ def test_a_converted_operator_has_heads_and_files(tmp_path: Path) -> None:
     pn.save(predictor, tmp_path / "predictor")
     loaded = pn.load(tmp_path / "predictor")
     assert torch.equal(loaded(pairs.inputs).mean, predictor(pairs.inputs).mean)
-    gates = [gate.detach().clone() for gate in operator.gates]
     operator.reset_parameters()
-    assert all(bool((new == 1.0).all() and (new != old).all()) for new, old in zip(operator.gates, gates, strict=True))
+    assert all(bool((gate == 1.0).all()) for gate in operator.gates)
 
 
 def test_entries_that_do_not_fit_are_named() -> None:
@@ -107,8 +101,6 @@ def test_other_models_are_refused() -> None:
         from_neuraloperator({**state, "_metadata": {"domain_padding": 0.25, "norm": None}})
     with pytest.raises(UnsupportedError, match="got {'positional_embedding': 'grid'}; set embeds_position="):
         from_neuraloperator({**state, "_metadata": {"positional_embedding": "grid"}}, embeds_position=False)
-    with pytest.raises(UnsupportedError, match="non_linearity"):
-        from_neuraloperator({**state, "_metadata": {"non_linearity": torch.nn.functional.relu}})
     with pytest.raises(ArgumentError, match="spectral"):
         from_neuraloperator({key: value for key, value in state.items() if "convs" not in key})
     with pytest.raises(ArgumentError, match="size mismatch"):
@@ -168,8 +160,7 @@ def test_blocks_that_were_never_trained_are_named() -> None:
 
 @pytest.mark.parametrize("name", MODES)
 def test_beside_neuraloperator(name: str) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         pytest.importorskip("neuralop")
         for embedding in ("grid", None):
             model = peer(name, positional_embedding=embedding, projection_channel_ratio=3)
