@@ -647,6 +647,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "arviz": ("arviz",),
     "cli": ("h5netcdf", "h5py", "matplotlib", "numcodecs", "pydantic", "xarray", "zarr"),
     "data": ("h5netcdf", "h5py", "numcodecs", "xarray", "zarr"),
+    "hub": ("huggingface_hub",),
     "lightning": ("lightning",),
     "logging": ("mlflow-skinny", "tensorboard", "wandb"),
     "mesh": ("meshio",),

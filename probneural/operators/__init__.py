@@ -6,6 +6,7 @@ from probneural.operators.deeponet import DeepONet
 from probneural.operators.fno import FNO
 from probneural.operators.layers.mlp import HiddenLayers
 from probneural.operators.linear import LinearRegression
+from probneural.operators.neuraloperator import from_neuraloperator
 from probneural.operators.pod_deeponet import PODDeepONet
 from probneural.operators.point_fno import PointFNO
 from probneural.operators.rollout import Rollout
@@ -21,6 +22,7 @@ __all__ = [
     "PODDeepONet",
     "PointFNO",
     "Rollout",
+    "from_neuraloperator",
     "suggest",
 ]
 

@@ -53,6 +53,7 @@ from probneural.operators.layers import PointwiseLinear, SpectralConv
 from tests.autoregression import forecast_and_truth
 from tests.bad_input import world
 from tests.bad_input.world import GRID, halve, normal
+from tests.operators.test_neuraloperator import reference
 from tests.test_public_api import layers
 
 
@@ -204,6 +205,7 @@ GOOD: dict[str, Callable[[], Any]] = {
     "comparison": world.comparison,
     "path": lambda: Path(folder()) / "file",
     "folder": folder,
+    "save_directory": folder,
     "index": lambda: [0],
     "data": world.pairs,
     "train": world.pairs,
@@ -523,6 +525,7 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "inverse.InverseProblem.log_likelihood": of(theta=lambda: torch.zeros(3, 2)),
     "inverse.InverseProblem.log_posterior": of(theta=lambda: torch.zeros(3, 2)),
     "operators.PODDeepONet": of(basis=2),
+    "operators.from_neuraloperator": of(state_dict=lambda: reference("FNO-1-D")[0]),
     "operators.DeepONet.evaluate_at": of(points=lambda: torch.full((3, 2, 1), 0.5)),
     "plots.fan": of(functional=lambda: pn.functionals.integral(line())),
     "plots.quantity": of(u=lambda: world.gaussian().apply(world.probe())),
@@ -593,6 +596,7 @@ SKIP = "|".join(
         r"(\w+\.)?\w*Field\.to_meshio|active\.ResultStore\.(inputs|pairs)|plots\.(active_learning|optimisation|snapshots)",
         r"distributions\.Mixture(Predictor\.(condition|with_predictors)|Field\.marginal)|heads\.(Deep|Laplace)Ensemble\.fit",
         r"heads\.(KernelPredictor\.centre|LaplacePredictor\.variance_bounds|BayesianOperator\.\w+)",
+        r".*\.(push_to_hub|from_pretrained)",
     )
 )
 """Public callables, as a pattern of whole names, that are not swept."""
