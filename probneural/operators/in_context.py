@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributions import LowRankMultivariateNormal
 
 from probneural.checks import check_callable, check_flag, check_instance, check_integer
-from probneural.errors import GridError, ResolutionError, ShapeError
+from probneural.errors import DataError, GridError, ResolutionError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.operators.attention import AttentionBlock, normalised
@@ -26,16 +26,55 @@ from probneural.randomness import check_seed, stream_seed
 from probneural.registry import stored
 
 _HEADS = 4
+"""Number of attention heads, a divisor of the width."""
 _ORDERS = 4
-"""Frequencies of the position of a pair in an ordered context."""
-_MOST_LOG = 8.0
-"""Bound of logarithms of standard deviations, in units of the training outputs."""
+"""Number of frequencies in the encoding of a pair's position in an ordered context."""
+_LARGEST_LOG = 8.0
+"""Bound of logarithms of standard deviations of the diagonal, in units of the training outputs."""
 _FITTED_ROWS = 4096
 """Maximum number of tasks from which units are taken."""
 
 
 @stored(parts="configuration")
 class InContextOperator(Operator):
+    """A set transformer that predicts an operator's output from example pairs (f_i, u_i), i = 1 ... n, and a query f.
+
+    Functions are represented by their Fourier coefficients with |k| < m, in units of each coefficient. Mode k has one state
+    for each pair, one for the query, and one for sums over the pairs: of coefficients and of their products, such as
+    |f_ik|^2 and conj(f_ik) u_ik, the sufficient statistics of a linear operator that commutes with translations. In each of
+    `depth` layers, the states of a mode read those of the pairs and of the sums, then the modes of a pair read each other. No
+    encoding of a pair's position: the prediction is invariant to the order of the pairs. The predictive distribution of the
+    output's coefficients u_k is Gaussian,
+
+        mean_k = A_k f_k + a_k,    covariance = V V^T + diag(s^2),    V_kj = B_kj f_k + b_kj,    j = 1 ... rank,
+
+    where A, a, B, b and log s are linear in the query's last states. It includes the noise of the training outputs.
+
+    Train on `context_tasks` with the loss `negative_log_density`; `pn.heads.InContext` then predicts from a context.
+
+    Args:
+        in_channels: Channels c of the inputs f.
+        out_channels: Channels c' of the outputs u.
+        modes: m for each axis of a periodic grid.
+        width: Channels of the states, a multiple of 4.
+        depth: Number of layers.
+        rank: Number of columns of V.
+        ordered: Whether the position of a pair is encoded, so that predictions depend on the order of the context.
+        seed: Seed of the initial weights; by default torch's global generator is used.
+
+    Raises:
+        ArgumentError: If a size is not a positive integer, or the width is no multiple of 4.
+
+    Reference:
+        Lee et al. (2019), Set transformer; Yang et al. (2023), In-context operator learning with data prompts for differential
+        equation problems. Deviations: states of Fourier modes, sums of products, Gaussian outputs.
+
+    Examples:
+        >>> operator = InContextOperator(1, 1, modes=(4,), seed=0)
+        >>> operator(torch.zeros(2, 1 + 3 * 2 + 1, 16)).shape  # a query, 3 pairs and the size of the context
+        torch.Size([2, 4, 16])
+    """
+
     def __init__(
         self,
         in_channels: int,
@@ -54,151 +93,287 @@ class InContextOperator(Operator):
         self.modes, self.ordered = check_modes(modes), check_flag(ordered, "ordered")
         self.width, self.depth = check_integer(width, "width"), check_integer(depth, "depth")
         self.rank = check_integer(rank, "rank")
-        self.frequencies = _frequencies(self.modes)
-        count = len(self.frequencies)
-        numbers = 2 * (self.in_channels + self.out_channels)
-        products = numbers * (numbers + 1) // 2
-        inputs = 2 * self.in_channels
-        self.input_normalizer = ChannelNormalizer(self.in_channels * 2 * count)
-        self.output_normalizer = ChannelNormalizer(self.out_channels * 2 * count)
+        # one of k and -k, k = 0 first
+        every = itertools.product(*(range(1 - mode, mode) for mode in self.modes))
+        self._frequencies = torch.tensor([k for k in every if k >= (0,) * len(self.modes)], dtype=torch.float64, device="cpu")
+        count, inputs = len(self._frequencies), 2 * self.in_channels
+        numbers = inputs + 2 * self.out_channels
+        self.input_normalizer = ChannelNormalizer(inputs * count)
+        self.output_normalizer = ChannelNormalizer(2 * self.out_channels * count)
         layers = HiddenLayers(width=2 * self.width, depth=1)
         with initial_weights(seed):
             self.mode = nn.Embedding(count, self.width)
-            self.pair = MLP(numbers + products + 2 * _ORDERS * self.ordered + self.width, self.width, layers=layers)
-            self.summary = MLP(products + numbers + 1 + self.width, self.width, layers=layers)
-            self.query = MLP(inputs + inputs * (inputs + 1) // 2 + self.width, self.width, layers=layers)
+            self.pair, self.sums, self.query = (
+                MLP(size + more + self.width, self.width, layers=layers)
+                for size, more in (
+                    (_size(numbers), 2 * _ORDERS * self.ordered),
+                    (_size(numbers), 1),
+                    (_size(inputs), 0),
+                )
+            )
             self.across_pairs, self.across_modes = (
                 nn.ModuleList(AttentionBlock(self.width, heads=_HEADS) for _ in range(self.depth)) for _ in range(2)
             )
-            # of mean and columns of the root: a matrix and an offset; of the diagonal: logarithms
-            self.readout = nn.Linear(self.width, 2 * self.out_channels * ((1 + self.rank) * (inputs + 1) + 1))
+            # log s, then (A, a) and columns (B_j, b_j)
+            self.readout = nn.Linear(self.width, 2 * self.out_channels * (1 + (1 + self.rank) * (inputs + 1)))
 
-    def forward(self, values, *, grid=None, query=None):
+    def forward(
+        self, values: Float[Tensor, "n channels *grid"], *, grid: Grid | None = None, query: Grid | None = None
+    ) -> Float[Tensor, "n parameters *query"]:
+        """Evaluate the parameters of the predictive distribution of n tasks.
+
+        Args:
+            values: `(n, c + N (c + c') + 1, *grid)`, in physical units: the query, the inputs of N pairs, their outputs, and the
+                number of pairs that count, a constant channel.
+            grid: Their grid, uniform and periodic; by default on the unit domain.
+            query: Grid of the outputs, any points of the domain.
+
+        Returns:
+            `(n, (2 + rank) c', *query)`: functions with the coefficients mean, log s, and the columns of V; means and columns
+            in physical units.
+
+        Raises:
+            ShapeError: If the channels are no task.
+            DataError: If the values are of another dtype than the operator.
+            GridError: If the grid is not uniform and periodic.
+            ResolutionError: If an axis has fewer than 2m - 1 points.
+        """
         check_where(grid, query)
-        dtype = self.readout.weight.dtype
-        each = self.in_channels + self.out_channels
-        pairs, rest = divmod(values.shape[1] - 1 - self.in_channels, each)
-        if rest or pairs < 0: raise ShapeError(expected="", got="", remedy="")
-        check_input(values, channels=values.shape[1], dimension=len(self.modes), dtype=dtype)
+        check_instance(values, Tensor, "values", remedy="give tasks of pn.operators.context_tasks: tasks.inputs.values")
+        check_input(values, channels=values.shape[1], dimension=len(self.modes), dtype=self.readout.weight.dtype)
+        pairs, rest = divmod(values.shape[1] - 1 - self.in_channels, self.in_channels + self.out_channels)
+        if rest or pairs < 0:
+            raise ShapeError(
+                expected=f"{self.in_channels} + {self.in_channels + self.out_channels} N + 1 channels of a task with N pairs",
+                got=str(tuple(values.shape)),
+                remedy="make tasks with pn.operators.context_tasks; for a context of your own use pn.heads.InContext",
+            )
         grid = Grid.uniform(tuple(values.shape[2:])) if grid is None else grid
-        coefficients = self.coefficients(values[:, :-1], grid)
-        f, context, u = coefficients.split([self.in_channels, pairs * self.in_channels, pairs * self.out_channels], 1)
-        mean, columns, std = self.gaussian(
-            f[:, None],
-            context.unflatten(1, (pairs, self.in_channels)),
-            u.unflatten(1, (pairs, self.out_channels)),
-            values[:, -1].flatten(1)[:, 0].round().long(),
+        coefficients = self.coefficients(values[:, :-1], grid).split(
+            [self.in_channels, pairs * self.in_channels, pairs * self.out_channels], 1
         )
-        parts = torch.cat([mean, std.log(), columns.flatten(-3, -2)], -2)[:, 0]
-        return self.evaluate(parts, grid if query is None else query, domain=grid)
+        context = [part.unflatten(1, (pairs, -1)) if pairs else part[:, None, :0] for part in coefficients[1:]]
+        mean, columns, deviation = self._gaussian(
+            coefficients[0][:, None], *context, counts=values[:, -1].flatten(1)[:, 0].round().long()
+        )
+        parameters = torch.cat([mean, deviation.log(), columns.flatten(2, 3)], 2)[:, 0]
+        where = grid if query is None else query
+        return (parameters @ self.basis(where, domain=grid).to(parameters)).unflatten(-1, where.shape)
 
-    def evaluate(self, coefficients, query, *, domain):
-        basis = self.basis(query, domain).to(coefficients)
-        return (coefficients @ basis).unflatten(-1, query.shape)
+    def negative_log_density(
+        self, predicted: Float[Tensor, "n parameters *grid"], target: Float[Tensor, "n c2 *grid"], grid: Grid
+    ) -> Float[Tensor, ""]:
+        """Mean negative log density of the targets' coefficients, a loss of `pn.fit`, in nats per coefficient.
 
-    def coefficients(self, values, grid):
-        basis = self.basis(grid, grid).to(values)
-        return values.flatten(2) @ basis.mT / grid.size
-
-    def basis(self, query, domain):
-        origin = torch.tensor([axis.origin for axis in domain.axes], dtype=torch.float64)
-        lengths = torch.tensor([axis.length for axis in domain.axes], dtype=torch.float64)
-        phases = 2.0 * math.pi * (self.frequencies @ ((query.points - origin) / lengths).mT)
-        scale = torch.where((self.frequencies == 0).all(1), 1.0, math.sqrt(2.0))[:, None, None]
-        return (scale * torch.stack([phases.cos(), phases.sin()], 1)).flatten(0, 1)
-
-    def gaussian(self, query, inputs, outputs, counts):
-        """query (b q c F), inputs (b n c F), outputs (b n c2 F), counts (b)."""
-        f = self._units(query, self.input_normalizer)  # (b, q, k, 2c)
-        known = torch.cat([self._units(inputs, self.input_normalizer), self._units(outputs, self.output_normalizer)], -1)
-        batch, pairs, modes, _ = known.shape
-        queries = f.shape[1]
-        mask = torch.arange(pairs, device=known.device) < counts[:, None]
-        mode = self.mode.weight
-        quadratic = _products(known) 
-        features = torch.cat([known, quadratic], -1) * mask[..., None, None].to(known)
-        number = counts.to(known)[:, None, None]
-        stats = torch.cat([features.sum(1) / (1.0 + number), number.add(1.0).log().expand(-1, modes, 1)], -1)
-        if self.ordered:
-            place = torch.arange(pairs, device=known.device)[:, None] * (math.pi / 2.0 ** torch.arange(_ORDERS))
-            place = torch.cat([place.cos(), place.sin()], -1).to(known)
-            features = torch.cat([features, place[None, :, None].expand(batch, -1, modes, -1)], -1)
-        def embed(net, x):
-            x = torch.cat([x, mode.expand(*x.shape[:-1], -1)], -1)
-            return net(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
-        summary = embed(self.summary, stats)[:, None]
-        states = torch.cat([summary, embed(self.pair, features), summary + embed(self.query, torch.cat([f, _products(f)], -1))], 1)
-        weights = torch.cat([mask.new_ones(batch, 1), mask], 1).to(known).log()
-        weights = weights[:, None].expand(-1, modes, -1).reshape(-1, 1, 1, pairs + 1)
-        total = states.shape[1]
-        for across_pairs, across_modes in zip(self.across_pairs, self.across_modes, strict=True):
-            states = states.transpose(1, 2).flatten(0, 1)
-            states = across_pairs(states, states[:, : pairs + 1], weights).unflatten(0, (batch, modes)).transpose(1, 2)
-            states = states.flatten(0, 1)
-            states = across_modes(states, states).unflatten(0, (batch, total))
-        out = self.readout(normalised(states[:, pairs + 1 :]))  # (b q k .)
-        log_std, maps = out.split([2 * self.out_channels, out.shape[-1] - 2 * self.out_channels], -1)
-        maps = maps.unflatten(-1, (1 + self.rank, 2 * self.out_channels, -1))
-        # mean and columns: A f + b
-        parts = (maps[..., :-1] @ f[..., None, :, None])[..., 0] + maps[..., -1]  # (b q k 1+r 2c)
-        parts = parts.unflatten(-1, (self.out_channels, 2)).permute(0, 1, 3, 4, 2, 5).flatten(-2)  # (b q 1+r c F)
-        log_std = _MOST_LOG * (log_std / _MOST_LOG).tanh()
-        std = log_std.exp().unflatten(-1, (self.out_channels, 2)).permute(0, 1, 3, 2, 4).flatten(-2)
+        Args:
+            predicted: Outputs of `forward`.
+            target: Observed outputs, in physical units.
+            grid: Grid of both, uniform and periodic, with at least 2m - 1 points per axis.
+        """
+        predicted, target = self.coefficients(predicted, grid), self.coefficients(target, grid)
         scale = self.output_normalizer.scale.unflatten(0, (self.out_channels, -1))
-        mean = parts[:, :, 0] * scale + self.output_normalizer.mean.unflatten(0, (self.out_channels, -1))
-        return mean, parts[:, :, 1:] * scale, std * scale
-
-    def _units(self, coefficients, normalizer):
-        """(b n c F) -> (b n k 2c)"""
-        values = normalizer(coefficients.flatten(2).flatten(0, 1)).unflatten(0, coefficients.shape[:2])
-        return values.unflatten(-1, (coefficients.shape[2], -1, 2)).transpose(2, 3).flatten(-2)
-
-    def negative_log_density(self, predicted, target, grid):
-        scale = self.output_normalizer.scale.unflatten(0, (self.out_channels, -1))
-        parts = self.coefficients(predicted, grid).unflatten(1, (2 + self.rank, self.out_channels))
-        target = self.coefficients(target, grid)
-        keep = torch.arange(scale.shape[-1]) != 1
-        def units(x): return x[..., keep].flatten(-2)
+        mean, log_deviation, columns = predicted.split([self.out_channels] * 2 + [self.rank * self.out_channels], 1)
         normal = LowRankMultivariateNormal(
-            units(parts[:, 0] / scale), units(parts[:, 2:] / scale[:, None].transpose(0, 1)).mT,
-            units(parts[:, 1] - scale.log()).mul(2).exp(), validate_args=False)
-        value = units(target / scale)
-        return (units(scale.log()).mean() - normal.log_prob(value) / value.shape[-1]).mean()
+            _kept(mean / scale),
+            _kept(columns.unflatten(1, (self.rank, -1)) / scale).mT,
+            _kept(log_deviation - scale.log()).mul(2.0).exp(),
+            validate_args=False,
+        )
+        values = _kept(target / scale)
+        return _kept(scale.log()).mean() - normal.log_prob(values).mean() / values.shape[-1]
 
-    def fit_normalizers(self, *train):
-        rows = [data[evenly_spread_rows(len(data), _FITTED_ROWS)] for data in train]
-        where = Grid.scattered([[0.0]], [1.0])
-        for normalizer, fields in (
-            (self.input_normalizer, [Field(p.inputs.values[:, : self.in_channels], p.inputs.grid) for p in rows]),
-            (self.output_normalizer, [p.outputs for p in rows])):
-            normalizer.fit(*(Field(self.coefficients(x.values.double(), x.grid).flatten(1)[..., None], where) for x in fields))
+    @torch.no_grad()
+    def fit_normalizers(self, *train: Dataset) -> None:
+        """Take mean and scale of each coefficient from queries and their outputs."""
+        tasks = [data[evenly_spread_rows(len(data), _FITTED_ROWS)] for data in train]
+        point = Grid.scattered([[0.0]], [1.0])
+        for normalizer, sides in (
+            (self.input_normalizer, [(task.inputs.values[:, : self.in_channels], task.inputs.grid) for task in tasks]),
+            (self.output_normalizer, [(task.outputs.values, task.outputs.grid) for task in tasks]),
+        ):
+            parts = [self.coefficients(values.to(torch.float64), grid).flatten(1) for values, grid in sides]
+            normalizer.fit(*(Field(part[..., None], point) for part in parts))
+
+    def coefficients(self, values: Float[Tensor, "n c *grid"], grid: Grid) -> Float[Tensor, "n c F"]:
+        """Coefficients of 1, 0, and of sqrt(2) cos(2 pi k x) and sqrt(2) sin(2 pi k x) for each k, in the values' units.
+
+        Raises:
+            GridError: If the grid is not uniform and periodic.
+            ResolutionError: If an axis has fewer than 2m - 1 points.
+        """
+        if not grid.is_uniform or not all(grid.periodic) or grid.dimension != len(self.modes):
+            raise GridError(
+                expected=f"a uniform periodic grid of {len(self.modes)} axes", got=repr(grid), remedy="resample the fields"
+            )
+        if any(size < 2 * mode - 1 for size, mode in zip(grid.shape, self.modes, strict=True)):
+            raise ResolutionError(
+                expected=f"at least 2 m - 1 points per axis, for modes={self.modes}",
+                got=str(grid.shape),
+                remedy="give a finer grid, or build the operator with fewer modes",
+            )
+        return values.flatten(2) @ self.basis(grid, domain=grid).to(values).mT / grid.size
+
+    def basis(self, query: Grid, *, domain: Grid) -> Float64[Tensor, "F p"]:
+        """The functions of `coefficients` at the points of a grid, as rows."""
+        origin, lengths = (
+            torch.tensor([getattr(axis, name) for axis in domain.axes], dtype=torch.float64, device="cpu")
+            for name in ("origin", "length")
+        )
+        phases = 2.0 * math.pi * self._frequencies @ ((query.points - origin) / lengths).mT
+        norms = torch.where((self._frequencies == 0).all(1), 1.0, math.sqrt(2.0))[:, None, None]
+        return (norms * torch.stack([phases.cos(), phases.sin()], 1)).flatten(0, 1)
+
+    def predictive(
+        self, queries: Float[Tensor, "q c F"], inputs: Float[Tensor, "n c F"], outputs: Float[Tensor, "n c2 F"]
+    ) -> tuple[Float[Tensor, "q c2 F"], Float[Tensor, "q c2 F k"]]:
+        """Predict from one context.
+
+        Args:
+            queries: Coefficients of q inputs, in physical units.
+            inputs: Coefficients of the inputs of n pairs.
+            outputs: Coefficients of their outputs.
+
+        Returns:
+            Means, and roots (V, diag(s)) of the covariances, in physical units.
+        """
+        counts = torch.tensor([len(inputs)], device=queries.device)
+        mean, columns, deviation = (part[0] for part in self._gaussian(queries[None], inputs[None], outputs[None], counts=counts))
+        diagonal = deviation.flatten(1).diag_embed().unflatten(1, deviation.shape[1:])
+        return mean, torch.cat([columns.movedim(1, -1), diagonal], -1)
+
+    def _gaussian(
+        self,
+        queries: Float[Tensor, "b q c F"],
+        inputs: Float[Tensor, "b n c F"],
+        outputs: Float[Tensor, "b n c2 F"],
+        *,
+        counts: Int64[Tensor, " b"],
+    ) -> tuple[Float[Tensor, "b q c2 F"], Float[Tensor, "b q rank c2 F"], Float[Tensor, "b q c2 F"]]:
+        """Mean, columns V and deviations s of q queries in each of b contexts, of which the first `counts` pairs count."""
+        f = _dimensionless(queries, self.input_normalizer)
+        pairs = torch.cat(
+            [_dimensionless(inputs, self.input_normalizer), _dimensionless(outputs, self.output_normalizer)], -1
+        )
+        batch, count, modes, _ = pairs.shape
+        is_used = torch.arange(count, device=f.device) < counts[:, None]
+        features = _with_products(pairs) * is_used[..., None, None]
+        number = counts.to(f)[:, None, None]
+        sums = torch.cat([features.sum(1) / (1.0 + number), number.log1p().expand(-1, modes, -1)], -1)
+        if self.ordered:
+            phases = torch.arange(count, device=f.device)[:, None] * math.pi / 2.0 ** torch.arange(_ORDERS, device=f.device)
+            position = torch.cat([phases.cos(), phases.sin()], -1).to(f)[:, None]
+            features = torch.cat([features, position.expand(batch, -1, modes, -1)], -1)
+        state_of_sums = self._embedded(self.sums, sums)[:, None]
+        state_of_queries = state_of_sums + self._embedded(self.query, _with_products(f))
+        states = torch.cat([state_of_sums, self._embedded(self.pair, features), state_of_queries], 1)
+        context = slice(0, count + 1)
+        log_weights = torch.cat([is_used.new_ones(batch, 1), is_used], 1).to(f).log()
+        log_weights = log_weights.repeat_interleave(modes, 0)[:, None, None]
+        for across_pairs, across_modes in zip(self.across_pairs, self.across_modes, strict=True):
+            rows = states.transpose(1, 2).flatten(0, 1)
+            states = across_pairs(rows, rows[:, context], log_weights).unflatten(0, (batch, modes)).transpose(1, 2)
+            rows = states.flatten(0, 1)
+            states = across_modes(rows, rows).unflatten(0, (batch, -1))
+        # per query and mode: log s, and rows (A, a), (B_j, b_j) of maps of (f_k, 1)
+        log_deviation, maps = self.readout(normalised(states[:, count + 1 :])).tensor_split([2 * self.out_channels], -1)
+        maps = maps.unflatten(-1, (1 + self.rank, 2 * self.out_channels, -1))
+        moments = (maps[..., :-1] @ f[..., None, :, None])[..., 0] + maps[..., -1]
+        log_deviation = _LARGEST_LOG * (log_deviation / _LARGEST_LOG).tanh()
+        parts = torch.cat([moments, log_deviation.exp()[..., None, :]], -2)
+        scale = self.output_normalizer.scale.unflatten(0, (self.out_channels, -1))
+        # (b, q, modes, parts, 2 c') -> (b, q, parts, c', F)
+        parts = scale * parts.unflatten(-1, (self.out_channels, 2)).permute(0, 1, 3, 4, 2, 5).flatten(-2)
+        return parts[:, :, 0] + self.output_normalizer.mean.view_as(scale), parts[:, :, 1:-1], parts[:, :, -1]
+
+    def _embedded(self, network: MLP, features: Float[Tensor, "*n k e"]) -> Float[Tensor, "*n k width"]:
+        """First states from features and the embedding of the mode."""
+        rows = torch.cat([features, self.mode.weight.expand(*features.shape[:-1], -1)], -1)
+        result: Tensor = network(rows.flatten(0, -2)).unflatten(0, rows.shape[:-1])
+        return result
 
 
-def _products(x):
-    i, j = torch.triu_indices(x.shape[-1], x.shape[-1])
-    return x[..., i] * x[..., j]
+def _size(numbers: int) -> int:
+    """Number of features of `_with_products`."""
+    return numbers + numbers * (numbers + 1) // 2
 
 
-def _frequencies(modes):
-    every = itertools.product(*(range(-m + 1, m) for m in modes))
-    zero = (0,) * len(modes)
-    return torch.tensor([k for k in every if k >= zero], dtype=torch.float64)
+def _with_products(values: Float[Tensor, "*n e"]) -> Float[Tensor, "*n features"]:
+    """Values, and the product of any two of them."""
+    first, second = torch.triu_indices(values.shape[-1], values.shape[-1], device=values.device)
+    return torch.cat([values, values[..., first] * values[..., second]], -1)
 
 
-def context_tasks(family, *, tasks, pairs, resolution, seed=0):
-    rows, each = [], pairs + 1
-    turn = (torch.arange(each)[:, None] + torch.arange(each)) % each  # row q: the query q, then its context
-    used = torch.arange(pairs) < torch.arange(each)[:, None]
-    inputs, outputs, groups = [], [], []
+def _dimensionless(coefficients: Float[Tensor, "b n c F"], normalizer: ChannelNormalizer) -> Float[Tensor, "b n modes c_2"]:
+    """Coefficients in units of the training data, those of a mode together."""
+    batch, count, channels, _ = coefficients.shape
+    values = normalizer(coefficients.reshape(batch * count, -1)).reshape(batch, count, channels, -1, 2)
+    return values.transpose(2, 3).flatten(-2)
+
+
+def _kept(coefficients: Float[Tensor, "*n c F"]) -> Float[Tensor, "*n values"]:
+    """Coefficients without that of the sine of frequency 0, which is zero."""
+    return torch.cat([coefficients[..., :1], coefficients[..., 2:]], -1).flatten(-2)
+
+
+class Family(Protocol):
+    """An operator of a family with a distribution of inputs, such as a problem of `pn.problems`."""
+
+    def sample(self, n: int, *, resolution: int | Sequence[int], seed: int) -> FieldPairs:
+        """Draw n pairs."""
+
+
+def context_tasks(
+    family: Callable[[int], Family], *, tasks: int, pairs: int, resolution: int | Sequence[int], seed: int = 0
+) -> FieldPairs:
+    """Draw training tasks of an `InContextOperator` from a family of operators.
+
+    Of each operator, N + 1 pairs make N + 1 tasks: task n predicts the output of pair n from the n pairs that follow it
+    cyclically, n = 0 ... N. A validation split keeps the tasks of an operator together.
+
+    Args:
+        family: Map from a seed to a random operator of the family, an object with `sample(n, resolution=, seed=)`;
+            `lambda seed: pn.problems.Heat(random_diffusivity(seed), dimension=1)` for example.
+        tasks: Number of tasks.
+        pairs: N, the largest size of a context.
+        resolution: Points per axis.
+        seed: Seed of operators and pairs.
+
+    Returns:
+        Tasks: inputs are the channels that `InContextOperator.forward` takes, with zeros for pairs that do not count; outputs
+        are those of the queries.
+
+    Raises:
+        ArgumentError: If a number is out of range, or the family is not callable.
+        DataError: If it gives no pairs on one grid.
+
+    Examples:
+        >>> import probneural as pn
+        >>> tasks = context_tasks(lambda seed: pn.problems.Heat(dimension=1), tasks=6, pairs=2, resolution=32)
+        >>> tasks.inputs.values.shape, tasks.inputs.values[:, -1, 0].tolist()
+        (torch.Size([6, 6, 32]), [0.0, 1.0, 2.0, 0.0, 1.0, 2.0])
+    """
+    check_callable(family, "family", remedy="give a function of a seed: lambda seed: pn.problems.Heat(...)")
+    tasks, pairs, seed = check_integer(tasks, "tasks"), check_integer(pairs, "pairs"), check_seed(seed)
+    each = pairs + 1
+    rows = (torch.arange(each)[:, None] + torch.arange(each)) % each
+    is_used = torch.arange(each) <= torch.arange(each)[:, None]  # the query, then n pairs
+    inputs, outputs, grid = [], [], None
     for number in range(-(-tasks // each)):
-        sample = family(stream_seed(seed, "in-context operator", number)).sample(each, resolution=resolution, seed=stream_seed(seed, "in-context pairs", number))
-        f, u = sample.inputs.values, sample.outputs.values
-        grid = sample.inputs.grid
-        shape = (1,) * (f.ndim - 2)
-        mask = used.reshape(each, pairs, 1, *shape).to(f)
-        count = torch.arange(each).to(f).reshape(-1, 1, *shape).expand(-1, 1, *f.shape[2:])
-        context = [(part[turn[:, 1:]] * mask).flatten(1, 2) for part in (f, u)]
-        inputs.append(torch.cat([f[turn[:, 0]], *context, count], 1))
-        outputs.append(u[turn[:, 0]])
+        drawn = family(stream_seed(seed, "operators in context", number)).sample(
+            each, resolution=resolution, seed=stream_seed(seed, "pairs in context", number)
+        )
+        check_instance(drawn, FieldPairs, "a sample of the family", remedy="return FieldPairs")
+        f, u = drawn.inputs.values, drawn.outputs.values
+        if len(drawn) != each or drawn.outputs.grid != drawn.inputs.grid or (grid or drawn.inputs.grid) != drawn.inputs.grid:
+            raise DataError(
+                expected=f"{each} pairs on one grid for each operator", got=repr(drawn), remedy="resample them to one grid"
+            )
+        grid = drawn.inputs.grid
+        ones = (1,) * len(grid.shape)
+        f_rows, u_rows = (part[rows] * is_used.reshape(each, each, 1, *ones).to(part) for part in (f, u))
+        count = torch.arange(each).to(f).reshape(-1, 1, *ones).expand(-1, 1, *grid.shape)
+        inputs.append(torch.cat([f_rows.flatten(1, 2), u_rows[:, 1:].flatten(1, 2), count], 1))
+        outputs.append(u)
+    assert grid is not None
     groups = torch.arange(len(inputs)).repeat_interleave(each)[:tasks]
     return FieldPairs(Field(torch.cat(inputs)[:tasks], grid), Field(torch.cat(outputs)[:tasks], grid), groups=groups)
