@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from probneural.checks import check_module, check_shape, real_tensor
+from probneural.checks import check_count, check_finite, check_module, check_shape, real_tensor
 from probneural.contexts import undisturbed
 from probneural.distributions import FeatureRoot, FieldDistribution, GaussianField, Latent, Predictor, PredictorTraits
 from probneural.distributions.latent import digest
@@ -29,32 +29,7 @@ from probneural.registry import stored
 from probneural.settings import Count, Positive, Seed, Settings
 
 
-@runtime_checkable
-class ContextOperator(Protocol):
-    """Interface of operators that learn in context, in F coefficients of a basis of functions.
-
-    Attributes:
-        in_channels: Channels c of inputs.
-        out_channels: Channels c' of outputs.
-        ordered: Whether predictions depend on the order of the context.
-    """
-
-    in_channels: int
-    out_channels: int
-    ordered: bool
-
-    def coefficients(self, values: Float[Tensor, "n c *grid"], grid: Grid) -> Float[Tensor, "n c F"]:
-        """Coefficients of fields, in their units."""
-
-    def basis(self, query: Grid, *, domain: Grid) -> Float64[Tensor, "F p"]:
-        """Basis functions of a domain at the points of a grid."""
-
-    def predictive(
-        self, queries: Float[Tensor, "q c F"], inputs: Float[Tensor, "n c F"], outputs: Float[Tensor, "n c2 F"]
-    ) -> tuple[Float[Tensor, "q c2 F"], Float[Tensor, "q c2 F k"]]:
-        """Means and roots of the covariances of the outputs' coefficients, given a context."""
-
-
+@stored()
 @dataclass(frozen=True)
 class InContext(Settings):
     """The training pairs become the context of an operator that learns in context; no weight changes.
@@ -97,7 +72,8 @@ class InContext(Settings):
         """Make a predictor whose context is the data.
 
         Args:
-            operator: A trained `InContextOperator`, or a module with the methods of `ContextOperator`; it is not changed.
+            operator: A trained `InContextOperator`, or a module with its methods `coefficients`, `basis` and `predictive`; it
+                is not changed.
             data: The context: pairs of one operator of the family that the operator was trained on, any number of them.
 
         Returns:
@@ -109,36 +85,30 @@ class InContext(Settings):
             DataError: If the data are not finite pairs.
             ShapeError: If their channels are not the operator's.
         """
-        if not isinstance(check_module(operator, "operator"), ContextOperator):
+        copied: Any = copy.deepcopy(check_module(operator, "operator")).eval().requires_grad_(False)
+        if not hasattr(copied, "predictive"):
             raise UnsupportedError(
                 expected="an operator that learns in context, with the methods coefficients, basis and predictive",
                 got=type(operator).__name__,
                 remedy="train pn.operators.InContextOperator on pn.operators.context_tasks, or fit another head",
             )
-        if self.permutations > 1 and not operator.ordered:
+        if self.permutations > 1 and not copied.ordered:
             raise ArgumentError(
                 expected="one permutation, since predictions do not depend on the order of the context",
                 got=f"permutations={self.permutations}",
                 remedy="leave it out, or build the operator with ordered=True",
             )
-        copied: Any = copy.deepcopy(operator).eval().requires_grad_(False)
         pairs = training_data(data, copied, is_shared=False)
-        sides = []
-        for side, channels, name in (
-            (in_memory(pairs.inputs), copied.in_channels, "context inputs"),
-            (in_memory(pairs.outputs), copied.out_channels, "context outputs"),
-        ):
-            check_shape(side.values, name, "n", channels, *("points" for _ in side.grid.shape), remedy="check its channels")
-            sides.append(copied.coefficients(side.values.to(pairs.inputs.dtype), side.grid))
+        sides = [in_memory(side).to(pairs.inputs.dtype) for side in (pairs.inputs, pairs.outputs)]
+        for side, channels in zip(sides, (copied.in_channels, copied.out_channels), strict=True):
+            check_count(side.channels, channels, "channels of a context", remedy="check its channels")
         predictor = InContextPredictor(
             operator=copied,
-            inputs=sides[0],
-            outputs=sides[1],
+            inputs=copied.coefficients(sides[0].values, sides[0].grid),
+            outputs=copied.coefficients(sides[1].values, sides[1].grid),
             noise=NOISE_FLOOR * pairs.output_units()[1].square(),
             domain=pairs.inputs.grid,
-            permutations=self.permutations,
-            tolerance=self.tolerance,
-            seed=self.seed,
+            settings=self,
         )
         return with_records(predictor, operator_record(operator), record_of(data))
 
@@ -151,14 +121,12 @@ class InContextPredictor(Predictor):
     dependence between outputs of different inputs is not learned.
 
     Args:
-        operator: Operator in evaluation mode, with the methods of `ContextOperator`.
+        operator: Operator in evaluation mode, with the methods of `InContextOperator`.
         inputs: Coefficients of the context's inputs, `(n, c, F)`, in their units.
         outputs: Coefficients of its outputs, `(n, c', F)`, in their units.
         noise: Observation variance per channel, `(c',)`, in physical units squared.
         domain: Grid of the context's inputs.
-        permutations: Maximum number of permutations of the context.
-        tolerance: Relative tolerance of their number, see `InContext`; None for all of them.
-        seed: Seed of the permutations.
+        settings: The head.
     """
 
     def __init__(
@@ -169,23 +137,16 @@ class InContextPredictor(Predictor):
         outputs: Float[Tensor, "n c2 F"],
         noise: Float64[Tensor, " c2"],
         domain: Grid,
-        permutations: int,
-        tolerance: float | None,
-        seed: int,
+        settings: InContext,
     ) -> None:
         super().__init__(PredictorTraits(in_channels=inputs.shape[1], noise=noise, domain=domain, like=inputs))
         self.operator: Any = operator
         self.inputs, self.outputs = inputs, outputs
-        self.permutations, self.tolerance, self.seed = permutations, tolerance, seed
+        self.settings = settings
         with torch.no_grad():
             rank = self._moments(torch.zeros_like(inputs[:1]))[1].shape[-1]
         name = digest(inputs, outputs, *operator.state_dict().values())
         self.latent = Latent(id=f"in-context-{name}", rank=rank)
-
-    @property
-    def examples(self) -> int:
-        """Number n of pairs in the context."""
-        return len(self.inputs)
 
     def condition(
         self, inputs: Field, functional: Functional, *, values: Float[Tensor, "n c m"], noise: float | Tensor = 0.0
@@ -214,17 +175,15 @@ class InContextPredictor(Predictor):
             )
         measured = real_tensor(values, "values", dtype=self.dtype).to(self.device)
         check_shape(measured, "values", len(inputs), self.out_channels, functional.size, remedy="give (n, c, m)")
-        outputs = Field(measured.unflatten(-1, grid.shape), grid)
-        further = [self.operator.coefficients(side.values.detach(), side.grid) for side in (inputs, outputs)]
+        check_finite(measured, "values")
+        outputs = measured.detach().unflatten(-1, grid.shape)
         predictor = InContextPredictor(
             operator=self.operator,
-            inputs=torch.cat([self.inputs, further[0]]),
-            outputs=torch.cat([self.outputs, further[1]]),
+            inputs=torch.cat([self.inputs, self.operator.coefficients(inputs.values.detach(), inputs.grid)]),
+            outputs=torch.cat([self.outputs, self.operator.coefficients(outputs, grid)]),
             noise=self.noise,
             domain=self.domain,
-            permutations=self.permutations,
-            tolerance=self.tolerance,
-            seed=self.seed,
+            settings=self.settings,
         )
         return with_records(predictor, self.trained_on)
 
@@ -240,26 +199,26 @@ class InContextPredictor(Predictor):
 
     def _moments(self, queries: Float[Tensor, "q c F"]) -> tuple[Float[Tensor, "q c2 F"], Float[Tensor, "q c2 F k"]]:
         """Mean and root of the mixture over permutations, whose number may differ between samples."""
-        generator = stream(self.seed, "permutations of a context")
+        generator = stream(self.settings.seed, "permutations of a context")
         rows, means, roots, used = torch.arange(len(queries), device=self.device), [], [], []
-        for number in range(self.permutations):
-            order = torch.randperm(self.examples, generator=generator) if number else torch.arange(self.examples)
+        for number in range(self.settings.permutations):
+            order = torch.randperm(len(self.inputs), generator=generator) if number else torch.arange(len(self.inputs))
             mean, root = self.operator.predictive(queries[rows], self.inputs[order], self.outputs[order])
-            if self.permutations == 1:
+            if self.settings.permutations == 1:
                 return mean, root
             means.append(mean.new_zeros(len(queries), *mean.shape[1:]).index_copy(0, rows, mean))
             roots.append(root.new_zeros(len(queries), *root.shape[1:]).index_copy(0, rows, root))
             used.append(mean.new_zeros(len(queries)).index_fill(0, rows, 1.0))
             weights = (torch.stack(used) / torch.stack(used).sum(0))[..., None, None]
             average = (weights * torch.stack(means)).sum(0)
-            if self.tolerance is not None and number:
+            if self.settings.tolerance is not None and number:
                 # squared standard error sum_j |m_j - mean|^2 / (k (k - 1)), against the trace of 1/k sum_j C_j
                 error = (weights * (torch.stack(means) - average).square()).sum((0, 2, 3)) / number
                 scale = (weights[..., None] * torch.stack(roots).square()).sum((0, 2, 3, 4))
-                rows = rows[(error > self.tolerance**2 * scale)[rows]]
+                rows = rows[(error > self.settings.tolerance**2 * scale)[rows]]
                 if not len(rows):
                     break
         # root of 1/k sum_j (C_j + (m_j - mean) (m_j - mean)^T): the columns of all permutations
         columns = torch.cat([torch.stack(roots), (torch.stack(means) - average)[..., None]], -1) * weights.sqrt()[..., None]
-        absent = (self.permutations - len(means)) * columns.shape[-1]
+        absent = (self.settings.permutations - len(means)) * columns.shape[-1]
         return average, nn.functional.pad(columns.movedim(0, -2).flatten(-2), (0, absent))

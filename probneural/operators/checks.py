@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from probneural.checks import check_count, check_instance, check_integer, check_sequence, check_shape
-from probneural.errors import ArgumentError, DataError, GridError, ShapeError
+from probneural.errors import ArgumentError, DataError, GridError, ResolutionError, ShapeError
 from probneural.grids import Grid, check_grid
 
 
@@ -59,6 +59,17 @@ def check_modes(modes: Sequence[int]) -> tuple[int, ...]:
             expected="a positive number of modes for each of 1 to 3 axes", got=repr(modes), remedy="give e.g. modes=(16,)"
         )
     return entries
+
+
+def check_resolution(sizes: Sequence[int], modes: Sequence[int]) -> None:
+    """Raise a ResolutionError unless each axis has 2m - 1 points or more."""
+    for axis, (size, mode) in enumerate(zip(sizes, modes, strict=True)):
+        if size < 2 * mode - 1:
+            raise ResolutionError(
+                expected=f"at least {2 * mode - 1} points along axis {axis} for {mode} modes",
+                got=str(size),
+                remedy="give the operator a finer grid, or build it with fewer modes",
+            )
 
 
 def stated_channels(operator: nn.Module, name: str) -> int:

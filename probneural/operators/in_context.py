@@ -5,20 +5,21 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any
 
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Float64
 from torch import Tensor, nn
 from torch.distributions import LowRankMultivariateNormal
 
-from probneural.checks import check_callable, check_flag, check_instance, check_integer
-from probneural.errors import DataError, GridError, ResolutionError, ShapeError
+from probneural.checks import check_callable, check_count, check_flag, check_instance, check_integer
+from probneural.errors import ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
+from probneural.grids.grid import check_same_grid
 from probneural.operators.attention import AttentionBlock, normalised
 from probneural.operators.base import Operator, initial_weights
-from probneural.operators.checks import check_input, check_modes, check_where
+from probneural.operators.checks import check_input, check_modes, check_resolution, check_where, grid_of_values
 from probneural.operators.layers import ChannelNormalizer
 from probneural.operators.layers.mlp import MLP, HiddenLayers
 from probneural.pairs import Dataset, FieldPairs, evenly_spread_rows
@@ -103,14 +104,9 @@ class InContextOperator(Operator):
         layers = HiddenLayers(width=2 * self.width, depth=1)
         with initial_weights(seed):
             self.mode = nn.Embedding(count, self.width)
-            self.pair, self.sums, self.query = (
-                MLP(size + more + self.width, self.width, layers=layers)
-                for size, more in (
-                    (_size(numbers), 2 * _ORDERS * self.ordered),
-                    (_size(numbers), 1),
-                    (_size(inputs), 0),
-                )
-            )
+            self.pair = MLP(_size(numbers) + 2 * _ORDERS * self.ordered + self.width, self.width, layers=layers)
+            self.sums = MLP(_size(numbers) + 1 + self.width, self.width, layers=layers)
+            self.query = MLP(_size(inputs) + self.width, self.width, layers=layers)
             self.across_pairs, self.across_modes = (
                 nn.ModuleList(AttentionBlock(self.width, heads=_HEADS) for _ in range(self.depth)) for _ in range(2)
             )
@@ -123,8 +119,8 @@ class InContextOperator(Operator):
         """Evaluate the parameters of the predictive distribution of n tasks.
 
         Args:
-            values: `(n, c + N (c + c') + 1, *grid)`, in physical units: the query, the inputs of N pairs, their outputs, and the
-                number of pairs that count, a constant channel.
+            values: `(n, c + N (c + c') + 1, *grid)`, in physical units: the query, the inputs of N pairs, their outputs, and
+                the number of pairs that count, a constant channel.
             grid: Their grid, uniform and periodic; by default on the unit domain.
             query: Grid of the outputs, any points of the domain.
 
@@ -148,14 +144,15 @@ class InContextOperator(Operator):
                 got=str(tuple(values.shape)),
                 remedy="make tasks with pn.operators.context_tasks; for a context of your own use pn.heads.InContext",
             )
-        grid = Grid.uniform(tuple(values.shape[2:])) if grid is None else grid
-        coefficients = self.coefficients(values[:, :-1], grid).split(
-            [self.in_channels, pairs * self.in_channels, pairs * self.out_channels], 1
+        grid = grid_of_values(values, grid, periodic=(True,) * len(self.modes))
+        sizes = [self.in_channels, pairs * self.in_channels, pairs * self.out_channels]
+        f, inputs, outputs = self.coefficients(values[:, :-1], grid).split(sizes, 1)
+        inputs, outputs = (
+            part.unflatten(1, (pairs, channels))
+            for part, channels in ((inputs, self.in_channels), (outputs, self.out_channels))
         )
-        context = [part.unflatten(1, (pairs, -1)) if pairs else part[:, None, :0] for part in coefficients[1:]]
-        mean, columns, deviation = self._gaussian(
-            coefficients[0][:, None], *context, counts=values[:, -1].flatten(1)[:, 0].round().long()
-        )
+        counts = values[:, -1].flatten(1)[:, 0].round().long()
+        mean, columns, deviation = self._gaussian(f[:, None], inputs, outputs, counts)
         parameters = torch.cat([mean, deviation.log(), columns.flatten(2, 3)], 2)[:, 0]
         where = grid if query is None else query
         return (parameters @ self.basis(where, domain=grid).to(parameters)).unflatten(-1, where.shape)
@@ -194,23 +191,15 @@ class InContextOperator(Operator):
             parts = [self.coefficients(values.to(torch.float64), grid).flatten(1) for values, grid in sides]
             normalizer.fit(*(Field(part[..., None], point) for part in parts))
 
-    def coefficients(self, values: Float[Tensor, "n c *grid"], grid: Grid) -> Float[Tensor, "n c F"]:
+    def coefficients(self, values: Float[Tensor, "n c *grid"], grid: Grid | None = None) -> Float[Tensor, "n c F"]:
         """Coefficients of 1, 0, and of sqrt(2) cos(2 pi k x) and sqrt(2) sin(2 pi k x) for each k, in the values' units.
 
         Raises:
             GridError: If the grid is not uniform and periodic.
             ResolutionError: If an axis has fewer than 2m - 1 points.
         """
-        if not grid.is_uniform or not all(grid.periodic) or grid.dimension != len(self.modes):
-            raise GridError(
-                expected=f"a uniform periodic grid of {len(self.modes)} axes", got=repr(grid), remedy="resample the fields"
-            )
-        if any(size < 2 * mode - 1 for size, mode in zip(grid.shape, self.modes, strict=True)):
-            raise ResolutionError(
-                expected=f"at least 2 m - 1 points per axis, for modes={self.modes}",
-                got=str(grid.shape),
-                remedy="give a finer grid, or build the operator with fewer modes",
-            )
+        grid = grid_of_values(values, grid, periodic=(True,) * len(self.modes))
+        check_resolution(grid.shape, self.modes)
         return values.flatten(2) @ self.basis(grid, domain=grid).to(values).mT / grid.size
 
     def basis(self, query: Grid, *, domain: Grid) -> Float64[Tensor, "F p"]:
@@ -237,23 +226,25 @@ class InContextOperator(Operator):
             Means, and roots (V, diag(s)) of the covariances, in physical units.
         """
         counts = torch.tensor([len(inputs)], device=queries.device)
-        mean, columns, deviation = (part[0] for part in self._gaussian(queries[None], inputs[None], outputs[None], counts=counts))
+        mean, columns, deviation = self._gaussian(queries[None], inputs[None], outputs[None], counts)
+        mean, columns, deviation = mean[0], columns[0], deviation[0]
         diagonal = deviation.flatten(1).diag_embed().unflatten(1, deviation.shape[1:])
         return mean, torch.cat([columns.movedim(1, -1), diagonal], -1)
 
-    def _gaussian(
-        self,
-        queries: Float[Tensor, "b q c F"],
-        inputs: Float[Tensor, "b n c F"],
-        outputs: Float[Tensor, "b n c2 F"],
-        *,
-        counts: Int64[Tensor, " b"],
-    ) -> tuple[Float[Tensor, "b q c2 F"], Float[Tensor, "b q rank c2 F"], Float[Tensor, "b q c2 F"]]:
-        """Mean, columns V and deviations s of q queries in each of b contexts, of which the first `counts` pairs count."""
+    def _gaussian(self, queries: Tensor, inputs: Tensor, outputs: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Predict q queries in each of b contexts, of which the first `counts` pairs count.
+
+        Args:
+            queries: Coefficients, `(b, q, c, F)`.
+            inputs: Coefficients of the pairs' inputs, `(b, n, c, F)`.
+            outputs: Coefficients of their outputs, `(b, n, c', F)`.
+            counts: Size of each context, `(b,)`.
+
+        Returns:
+            Means `(b, q, c', F)`, columns of V `(b, q, rank, c', F)`, and deviations s `(b, q, c', F)`.
+        """
         f = _dimensionless(queries, self.input_normalizer)
-        pairs = torch.cat(
-            [_dimensionless(inputs, self.input_normalizer), _dimensionless(outputs, self.output_normalizer)], -1
-        )
+        pairs = torch.cat([_dimensionless(inputs, self.input_normalizer), _dimensionless(outputs, self.output_normalizer)], -1)
         batch, count, modes, _ = pairs.shape
         is_used = torch.arange(count, device=f.device) < counts[:, None]
         features = _with_products(pairs) * is_used[..., None, None]
@@ -305,9 +296,8 @@ def _with_products(values: Float[Tensor, "*n e"]) -> Float[Tensor, "*n features"
 
 def _dimensionless(coefficients: Float[Tensor, "b n c F"], normalizer: ChannelNormalizer) -> Float[Tensor, "b n modes c_2"]:
     """Coefficients in units of the training data, those of a mode together."""
-    batch, count, channels, _ = coefficients.shape
-    values = normalizer(coefficients.reshape(batch * count, -1)).reshape(batch, count, channels, -1, 2)
-    return values.transpose(2, 3).flatten(-2)
+    values = normalizer(coefficients.flatten(2).flatten(0, 1)).view_as(coefficients)
+    return values.unflatten(-1, (-1, 2)).transpose(2, 3).flatten(-2)
 
 
 def _kept(coefficients: Float[Tensor, "*n c F"]) -> Float[Tensor, "*n values"]:
@@ -315,15 +305,8 @@ def _kept(coefficients: Float[Tensor, "*n c F"]) -> Float[Tensor, "*n values"]:
     return torch.cat([coefficients[..., :1], coefficients[..., 2:]], -1).flatten(-2)
 
 
-class Family(Protocol):
-    """An operator of a family with a distribution of inputs, such as a problem of `pn.problems`."""
-
-    def sample(self, n: int, *, resolution: int | Sequence[int], seed: int) -> FieldPairs:
-        """Draw n pairs."""
-
-
 def context_tasks(
-    family: Callable[[int], Family], *, tasks: int, pairs: int, resolution: int | Sequence[int], seed: int = 0
+    family: Callable[[int], Any], *, tasks: int, pairs: int, resolution: int | Sequence[int], seed: int = 0
 ) -> FieldPairs:
     """Draw training tasks of an `InContextOperator` from a family of operators.
 
@@ -344,7 +327,8 @@ def context_tasks(
 
     Raises:
         ArgumentError: If a number is out of range, or the family is not callable.
-        DataError: If it gives no pairs on one grid.
+        DataError: If it gives no pairs.
+        GridError: If they are not on one grid.
 
     Examples:
         >>> import probneural as pn
@@ -354,26 +338,23 @@ def context_tasks(
     """
     check_callable(family, "family", remedy="give a function of a seed: lambda seed: pn.problems.Heat(...)")
     tasks, pairs, seed = check_integer(tasks, "tasks"), check_integer(pairs, "pairs"), check_seed(seed)
-    each = pairs + 1
-    rows = (torch.arange(each)[:, None] + torch.arange(each)) % each
-    is_used = torch.arange(each) <= torch.arange(each)[:, None]  # the query, then n pairs
-    inputs, outputs, grid = [], [], None
-    for number in range(-(-tasks // each)):
-        drawn = family(stream_seed(seed, "operators in context", number)).sample(
-            each, resolution=resolution, seed=stream_seed(seed, "pairs in context", number)
-        )
-        check_instance(drawn, FieldPairs, "a sample of the family", remedy="return FieldPairs")
-        f, u = drawn.inputs.values, drawn.outputs.values
-        if len(drawn) != each or drawn.outputs.grid != drawn.inputs.grid or (grid or drawn.inputs.grid) != drawn.inputs.grid:
-            raise DataError(
-                expected=f"{each} pairs on one grid for each operator", got=repr(drawn), remedy="resample them to one grid"
-            )
-        grid = drawn.inputs.grid
-        ones = (1,) * len(grid.shape)
-        f_rows, u_rows = (part[rows] * is_used.reshape(each, each, 1, *ones).to(part) for part in (f, u))
-        count = torch.arange(each).to(f).reshape(-1, 1, *ones).expand(-1, 1, *grid.shape)
-        inputs.append(torch.cat([f_rows.flatten(1, 2), u_rows[:, 1:].flatten(1, 2), count], 1))
-        outputs.append(u)
-    assert grid is not None
-    groups = torch.arange(len(inputs)).repeat_interleave(each)[:tasks]
-    return FieldPairs(Field(torch.cat(inputs)[:tasks], grid), Field(torch.cat(outputs)[:tasks], grid), groups=groups)
+    count, operators = pairs + 1, -(-tasks // (pairs + 1))
+
+    def sample(number: int) -> FieldPairs:
+        problem, draws = (stream_seed(seed, "operators in context", number, part) for part in range(2))
+        result: FieldPairs = family(problem).sample(count, resolution=resolution, seed=draws)
+        return result
+
+    drawn = FieldPairs.cat([sample(number) for number in range(operators)])
+    f, u, grid = drawn.inputs.values, drawn.outputs.values, drawn.inputs.grid
+    check_same_grid(drawn.outputs.grid, grid, "outputs, as inputs are,", remedy="resample them: outputs.resample(inputs.grid)")
+    check_count(len(drawn), operators * count, "pairs of all operators", remedy="return as many pairs as asked for")
+    rows = (torch.arange(count)[:, None] + torch.arange(count)) % count
+    is_used = torch.arange(count) <= torch.arange(count)[:, None]  # the query, then n pairs
+    f_rows, u_rows = (part.unflatten(0, (-1, count))[:, rows].flatten(0, 1) for part in (f, u))
+    for part in (f_rows, u_rows):
+        part *= is_used.repeat(operators, 1).reshape(-1, count, *(1,) * (part.ndim - 2))
+    sizes = torch.arange(count).repeat(operators).to(f).reshape(-1, 1, *(1,) * (f.ndim - 2)).expand(-1, 1, *grid.shape)
+    inputs = torch.cat([f_rows.flatten(1, 2), u_rows[:, 1:].flatten(1, 2), sizes], 1)
+    groups = torch.arange(operators).repeat_interleave(count)
+    return FieldPairs(Field(inputs, grid), Field(u, grid), groups=groups)[:tasks]

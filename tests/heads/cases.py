@@ -248,7 +248,9 @@ def context_cases() -> tuple[OperatorCase, ...]:
     settings = {"modes": (3,), "width": 8, "depth": 1, "rank": 1}
     data = FieldPairs(fields(PERIODIC, 6, 1, seed=1), fields(PERIODIC, 6, 1, seed=2))
     return tuple(
-        OperatorCase(name, _built(lambda ordered=ordered: InContextOperator(1, 1, ordered=ordered, **settings)), data, "readout")
+        OperatorCase(
+            name, _built(lambda ordered=ordered: InContextOperator(1, 1, ordered=ordered, **settings)), data, "readout"
+        )
         for name, ordered in (("in-context", False), ("in-context-ordered", True))
     )
 
