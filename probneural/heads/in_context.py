@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from probneural.checks import check_count, check_finite, check_module, check_shape, real_tensor
 from probneural.contexts import undisturbed
 from probneural.distributions import FeatureRoot, FieldDistribution, GaussianField, Latent, Predictor, PredictorTraits
+from probneural.distributions.base import noise_variance
 from probneural.distributions.latent import digest
 from probneural.distributions.predictors.base import with_records
 from probneural.errors import ArgumentError, UnsupportedError
@@ -141,12 +142,10 @@ class InContextPredictor(Predictor):
     ) -> None:
         super().__init__(PredictorTraits(in_channels=inputs.shape[1], noise=noise, domain=domain, like=inputs))
         self.operator: Any = operator
-        self.inputs, self.outputs = inputs, outputs
-        self.settings = settings
+        self.inputs, self.outputs, self.settings = inputs, outputs, settings
         with torch.no_grad():
             rank = self._moments(torch.zeros_like(inputs[:1]))[1].shape[-1]
-        name = digest(inputs, outputs, *operator.state_dict().values())
-        self.latent = Latent(id=f"in-context-{name}", rank=rank)
+        self.latent = Latent(id=f"{settings}-{digest(inputs, outputs, *operator.state_dict().values())}", rank=rank)
 
     def condition(
         self, inputs: Field, functional: Functional, *, values: Float[Tensor, "n c m"], noise: float | Tensor = 0.0
@@ -167,15 +166,15 @@ class InContextPredictor(Predictor):
         inputs, grid = self._checked(inputs, None), check_functional(functional).grid
         identity = torch.eye(functional.size, dtype=torch.float64, device="cpu")
         is_whole = functional.size == grid.size and torch.allclose(functional.adjoint(identity).flatten(1), identity)
-        if not is_whole or bool((torch.as_tensor(noise) != 0).any()):
+        measured = real_tensor(values, "values", dtype=self.dtype).to(self.device)
+        check_shape(measured, "values", len(inputs), self.out_channels, functional.size, remedy="give (n, c, m)")
+        check_finite(measured, "values")
+        if not is_whole or bool(noise_variance(noise, tuple(measured.shape), measured).any()):
             raise UnsupportedError(
                 expected="values of whole outputs at all points of a grid, with noise=0",
                 got=f"{functional.size} values on {grid.size} points, noise={noise}",
                 remedy="give pn.functionals.sensors(grid, grid.points), or condition predictions: predictor(inputs).condition",
             )
-        measured = real_tensor(values, "values", dtype=self.dtype).to(self.device)
-        check_shape(measured, "values", len(inputs), self.out_channels, functional.size, remedy="give (n, c, m)")
-        check_finite(measured, "values")
         outputs = measured.detach().unflatten(-1, grid.shape)
         predictor = InContextPredictor(
             operator=self.operator,

@@ -97,8 +97,7 @@ class InContextOperator(Operator):
         # one of k and -k, k = 0 first
         every = itertools.product(*(range(1 - mode, mode) for mode in self.modes))
         self._frequencies = torch.tensor([k for k in every if k >= (0,) * len(self.modes)], dtype=torch.float64, device="cpu")
-        count, inputs = len(self._frequencies), 2 * self.in_channels
-        numbers = inputs + 2 * self.out_channels
+        count, inputs, numbers = len(self._frequencies), 2 * self.in_channels, 2 * (self.in_channels + self.out_channels)
         self.input_normalizer = ChannelNormalizer(inputs * count)
         self.output_normalizer = ChannelNormalizer(2 * self.out_channels * count)
         layers = HiddenLayers(width=2 * self.width, depth=1)
@@ -226,8 +225,7 @@ class InContextOperator(Operator):
             Means, and roots (V, diag(s)) of the covariances, in physical units.
         """
         counts = torch.tensor([len(inputs)], device=queries.device)
-        mean, columns, deviation = self._gaussian(queries[None], inputs[None], outputs[None], counts)
-        mean, columns, deviation = mean[0], columns[0], deviation[0]
+        mean, columns, deviation = (part[0] for part in self._gaussian(queries[None], inputs[None], outputs[None], counts))
         diagonal = deviation.flatten(1).diag_embed().unflatten(1, deviation.shape[1:])
         return mean, torch.cat([columns.movedim(1, -1), diagonal], -1)
 
@@ -336,25 +334,28 @@ def context_tasks(
         >>> tasks.inputs.values.shape, tasks.inputs.values[:, -1, 0].tolist()
         (torch.Size([6, 6, 32]), [0.0, 1.0, 2.0, 0.0, 1.0, 2.0])
     """
-    check_callable(family, "family", remedy="give a function of a seed: lambda seed: pn.problems.Heat(...)")
+    remedy = "give a function of a seed: lambda seed: pn.problems.Heat(...)"
+    check_callable(family, "family", remedy=remedy)
     tasks, pairs, seed = check_integer(tasks, "tasks"), check_integer(pairs, "pairs"), check_seed(seed)
     count, operators = pairs + 1, -(-tasks // (pairs + 1))
 
     def sample(number: int) -> FieldPairs:
         problem, draws = (stream_seed(seed, "operators in context", number, part) for part in range(2))
-        result: FieldPairs = family(problem).sample(count, resolution=resolution, seed=draws)
+        draw = check_callable(getattr(family(problem), "sample", None), "family(seed).sample", remedy=remedy)
+        result: FieldPairs = draw(count, resolution=resolution, seed=draws)
         return result
 
     drawn = FieldPairs.cat([sample(number) for number in range(operators)])
     f, u, grid = drawn.inputs.values, drawn.outputs.values, drawn.inputs.grid
     check_same_grid(drawn.outputs.grid, grid, "outputs, as inputs are,", remedy="resample them: outputs.resample(inputs.grid)")
     check_count(len(drawn), operators * count, "pairs of all operators", remedy="return as many pairs as asked for")
-    rows = (torch.arange(count)[:, None] + torch.arange(count)) % count
-    is_used = torch.arange(count) <= torch.arange(count)[:, None]  # the query, then n pairs
+    numbers = torch.arange(count, device=f.device)
+    rows = (numbers[:, None] + numbers) % count
+    is_used = numbers <= numbers[:, None]  # the query, then n pairs
     f_rows, u_rows = (part.unflatten(0, (-1, count))[:, rows].flatten(0, 1) for part in (f, u))
     for part in (f_rows, u_rows):
         part *= is_used.repeat(operators, 1).reshape(-1, count, *(1,) * (part.ndim - 2))
-    sizes = torch.arange(count).repeat(operators).to(f).reshape(-1, 1, *(1,) * (f.ndim - 2)).expand(-1, 1, *grid.shape)
+    sizes = numbers.repeat(operators).to(f).reshape(-1, 1, *(1,) * (f.ndim - 2)).expand(-1, 1, *grid.shape)
     inputs = torch.cat([f_rows.flatten(1, 2), u_rows[:, 1:].flatten(1, 2), sizes], 1)
-    groups = torch.arange(operators).repeat_interleave(count)
+    groups = torch.arange(operators, device="cpu").repeat_interleave(count)
     return FieldPairs(Field(inputs, grid), Field(u, grid), groups=groups)[:tasks]
