@@ -34,7 +34,14 @@ class Convolution:
 
 tasks = pn.operators.context_tasks(Convolution, tasks=TASKS, pairs=PAIRS, resolution=16, seed=0)
 operator = pn.operators.InContextOperator(in_channels=1, out_channels=1, modes=(8,), seed=0)
-pn.fit(operator, tasks, epochs=EPOCHS, loss=operator.negative_log_density, show_progress=False)
+pn.fit(
+    operator,
+    tasks,
+    epochs=EPOCHS,
+    loss=operator.negative_log_density,
+    data=pn.training.DataOptions(batch_size=64),
+    show_progress=False,
+)
 
 print("pairs   RMSE     sd   inside the 90 % interval   (of noisy outputs)")
 head, sizes = pn.heads.InContext(), (1, 2, 4, 8)

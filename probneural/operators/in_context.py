@@ -208,7 +208,7 @@ class InContextOperator(Operator):
             for name in ("origin", "length")
         )
         phases = 2.0 * math.pi * self._frequencies @ ((query.points - origin) / lengths).mT
-        norms = torch.where((self._frequencies == 0).all(1), 1.0, math.sqrt(2.0))[:, None, None]
+        norms = self._frequencies.any(1).to(torch.float64).add(1.0).sqrt()[:, None, None]
         return (norms * torch.stack([phases.cos(), phases.sin()], 1)).flatten(0, 1)
 
     def predictive(
