@@ -121,6 +121,7 @@ def test_tasks_have_contexts_of_all_sizes_of_one_operator() -> None:
     assert torch.equal(again.inputs.values, tasks.inputs.values[:6])
 
 
+@pytest.mark.slow
 def test_it_learns_bayes_rule() -> None:
     """Of one normal factor, in large units: divergences from the exact distribution, and those of a prediction without context.
 
