@@ -323,7 +323,8 @@ def _test_pairs(family: type[Family], test: int) -> tuple[Tensor, Tensor]:
 
 def _predicted(operator: pn.operators.InContextOperator, query: Tensor, f: Tensor, u: Tensor) -> MultivariateNormal:
     """The operator's predictive distribution of a noisy output."""
-    mean, root = operator.predictive(*(side.float()[:, None] for side in (query[None], f, u)))
+    queries, inputs, outputs = (side.float()[:, None] for side in (query[None], f, u))
+    mean, root = operator.predictive(queries, inputs=inputs, outputs=outputs)
     root = root[0, 0].to(DOUBLE)
     return _gaussian(mean[0, 0].to(DOUBLE), root @ root.mT)
 

@@ -202,7 +202,7 @@ class InContextPredictor(Predictor):
         rows, means, roots, used = torch.arange(len(queries), device=self.device), [], [], []
         for number in range(self.settings.permutations):
             order = torch.randperm(len(self.inputs), generator=generator) if number else torch.arange(len(self.inputs))
-            mean, root = self.operator.predictive(queries[rows], self.inputs[order], self.outputs[order])
+            mean, root = self.operator.predictive(queries[rows], inputs=self.inputs[order], outputs=self.outputs[order])
             if self.settings.permutations == 1:
                 return mean, root
             means.append(mean.new_zeros(len(queries), *mean.shape[1:]).index_copy(0, rows, mean))

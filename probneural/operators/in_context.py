@@ -212,7 +212,7 @@ class InContextOperator(Operator):
         return (norms * torch.stack([phases.cos(), phases.sin()], 1)).flatten(0, 1)
 
     def predictive(
-        self, queries: Float[Tensor, "q c F"], inputs: Float[Tensor, "n c F"], outputs: Float[Tensor, "n c2 F"]
+        self, queries: Float[Tensor, "q c F"], *, inputs: Float[Tensor, "n c F"], outputs: Float[Tensor, "n c2 F"]
     ) -> tuple[Float[Tensor, "q c2 F"], Float[Tensor, "q c2 F k"]]:
         """Predict from one context.
 
