@@ -78,7 +78,7 @@ def test_a_task_is_the_same_function_on_every_grid(grid: Grid, modes: tuple[int,
     other[:, 6:8], other[:, 10] = 1e3, -1e3
     torch.testing.assert_close(network(other, grid=grid, query=fine), expected, rtol=1e-9, atol=1e-9)
     f = network.coefficients(task(grid)[:1, :-1], grid)[0]
-    mean, root = network.predictive(f[None, :2], inputs=f[2:6].unflatten(0, (2, 2)), outputs=f[8:10, None])
+    mean, _ = network.predictive(f[None, :2], inputs=f[2:6].unflatten(0, (2, 2)), outputs=f[8:10, None])
     basis = network.basis(fine, domain=grid)
     torch.testing.assert_close((mean @ basis).unflatten(-1, fine.shape)[0], expected[0, :1], rtol=1e-9, atol=1e-9)
     pn.save(network, tmp_path / "operator")
