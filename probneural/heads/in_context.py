@@ -35,8 +35,8 @@ from probneural.settings import Count, Positive, Seed, Settings
 class InContext(Settings):
     """The training pairs become the context of an operator that learns in context; no weight changes.
 
-    The predictive distribution is the operator's own, with the noise of its training outputs. `condition` is a forward pass with a
-    larger context.
+    Predictions are the operator's own distribution, which includes the noise of its training outputs. `condition` is a forward
+    pass with a larger context.
 
     Predictions of an ordered operator depend on the order of the context. They are averaged over k permutations, the first of
     which is the given order: the result is the Gaussian field with mean and covariance of the mixture,
