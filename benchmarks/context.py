@@ -230,7 +230,7 @@ def compared(operator: pn.operators.InContextOperator, family: type[Family], *, 
             prior = _gaussian(*family.predictive(f[n], f[:0], u[:0]))
             order = torch.randperm(n, generator=generator)
             permuted = _predicted(operator, f[n], f[order], u[order])
-            change = (permuted.mean - model.mean).abs().max() / model.stddev.max()
+            change = torch.linalg.norm(permuted.mean - model.mean) / torch.linalg.norm(model.mean)
             sums.append(
                 [
                     float(kl_divergence(exact, model)) / VALUES,
