@@ -4,6 +4,7 @@ from probneural.operators.attention import AttentionOperator
 from probneural.operators.base import Operator
 from probneural.operators.deeponet import DeepONet
 from probneural.operators.fno import FNO
+from probneural.operators.in_context import InContextOperator, context_tasks
 from probneural.operators.layers.mlp import HiddenLayers
 from probneural.operators.linear import LinearRegression
 from probneural.operators.neuraloperator import from_neuraloperator
@@ -17,11 +18,13 @@ __all__ = [
     "AttentionOperator",
     "DeepONet",
     "HiddenLayers",
+    "InContextOperator",
     "LinearRegression",
     "Operator",
     "PODDeepONet",
     "PointFNO",
     "Rollout",
+    "context_tasks",
     "from_neuraloperator",
     "suggest",
 ]

@@ -45,6 +45,7 @@ from probneural.fields import Field
 from probneural.forecasts.analysis import EnsembleAnalysis
 from probneural.forecasts.trajectories import GaussianTrajectory
 from probneural.functionals.regions import Maximum
+from probneural.heads.in_context import InContextPredictor
 from probneural.heads.kernel.kernel_operator import KernelPredictor
 from probneural.heads.laplace.laplace import LaplacePredictor
 from probneural.heads.last_layer.laplace import LastLayerPredictor
@@ -155,6 +156,10 @@ def enkf() -> Any:
 
 def layout() -> Any:
     return curvature.ParameterVector.of(world.trained(), ["readout"])
+
+
+def in_context() -> Any:
+    return operators.InContextOperator(1, 1, modes=(3,), width=4, depth=1, seed=0)
 
 
 def readout() -> torch.Tensor:
@@ -348,10 +353,12 @@ OWNERS: dict[type, Callable[[], Any]] = {
     heads.LastLayerLaplace: heads.LastLayerLaplace,
     heads.Laplace: lambda: heads.Laplace("diagonal"),
     heads.DeepEnsemble: lambda: heads.DeepEnsemble(2, train=halve, show_progress=False),
+    heads.InContext: heads.InContext,
     heads.KernelOperator: lambda: heads.KernelOperator(iterations=1),
     heads.LaplaceEnsemble: lambda: heads.LaplaceEnsemble(2, train=halve, show_progress=False),
     inverse.InverseProblem: inversion,
     inverse.InversePosterior: lambda: inversion().kalman(members=4),
+    InContextPredictor: lambda: heads.InContext().fit(in_context(), world.pairs()),
     KernelPredictor: world.kernel,
     LaplacePredictor: world.laplace,
     LastLayerPredictor: world.build_predictor,
@@ -567,6 +574,12 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "runs.info": of(path=data_file),
     "runs.read_config": of(path=config_file),
     "heads.Laplace": of(structure="full", parameters=lambda: ["readout"], show_progress=False),
+    "heads.InContext.fit": of(operator=in_context),
+    "heads.InContextPredictor.condition": of(
+        inputs=world.truth, values=lambda: torch.zeros(3, 1, 16), functional=lambda: pn.functionals.sensors(GRID, GRID.points)
+    ),
+    "heads.InContextPredictor.rollout": QUIET,
+    "operators.context_tasks": of(family=lambda: lambda seed: world.burgers(), tasks=2, pairs=1),
     "heads.KernelOperator": of(iterations=1),
 }
 for _kind in ("fisher", "gauss_newton", "hessian", "jacobian"):
