@@ -13,6 +13,7 @@ from benchmarks import (
     bo,
     calibration,
     chain,
+    context,
     curvature,
     devices,
     exact,
@@ -114,6 +115,11 @@ COMMANDS = {
         check=lambda given: bo.chosen(given["problem"]),
     ),
     "chain": Command(chain.main, "time and memory from training to scores, in units of an epoch; five minutes"),
+    "context": Command(
+        context.main,
+        "operators that learn in context, compared with exact predictive distributions; fifteen minutes",
+        options=WORKERS,
+    ),
     "curvature": Command(curvature.main, "cost of curvature products, compared with other installed libraries; minutes"),
     "devices": Command(
         devices.main,

@@ -647,6 +647,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "arviz": ("arviz",),
     "cli": ("h5netcdf", "h5py", "matplotlib", "numcodecs", "pydantic", "xarray", "zarr"),
     "data": ("h5netcdf", "h5py", "numcodecs", "xarray", "zarr"),
+    "hub": ("huggingface_hub",),
     "lightning": ("lightning",),
     "logging": ("mlflow-skinny", "tensorboard", "wandb"),
     "mesh": ("meshio",),
@@ -683,6 +684,6 @@ def optional(module: str, user: str, *, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        expected = f"{str(error.name).partition('.')[0]}, which {user} needs"
+        expected = f"{(error.name or module).partition('.')[0]}, which {user} needs"
         got = f"an environment without the extra {extra}"
         raise MissingPackageError(expected=expected, got=got, remedy=install_hint(extra)) from error

@@ -55,6 +55,7 @@ def calls() -> dict[str, tuple[str, Callable[[], object]]]:
         "NetCDF files": ("data", lambda: opened("a.nc")),
         "zarr stores": ("data", lambda: opened("a.zarr")),
         "writing trajectories": ("data", lambda: forecast.to_zarr("forecast.zarr")),
+        "push_to_hub": ("hub", lambda: predictor.push_to_hub("a/b")),
         "mesh files": ("mesh", lambda: opened("a.vtu")),
         "to_meshio": ("mesh", lambda: pn.Field(torch.ones(1, 1, 1), pn.Grid.scattered([[0.0]], [1.0])).to_meshio("u.vtu")),
         "from_xarray": ("xarray", lambda: pn.FieldPairs.from_xarray(object(), object(), periodic=True)),

@@ -252,7 +252,7 @@ HEAT = pn.problems.Heat(dimension=1, diffusivity=0.01, random_field=pn.problems.
 (PROGRAM,) = (
     block
     for block in re.findall(r"```python\n(.*?)```", (Path(__file__).parents[1] / "docs/how-to/model.md").read_text(), re.DOTALL)
-    if "8<--" not in block
+    if "from_numpy" in block
 )
 
 

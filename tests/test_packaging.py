@@ -50,7 +50,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "probneural").rglob("*.py")}
-    assert names == modules | {"probneural/py.typed"}
+    assert names == modules | {f"probneural/{name}" for name in ("py.typed", "runs/report.css", "storage/model_card.md")}
 
 
 @pytest.mark.slow

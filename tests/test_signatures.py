@@ -31,6 +31,7 @@ EXCEPTIONS = {
     "probneural.curvature.products.functions.hessian_vector_product": PRODUCT,
     "probneural.curvature.products.functions.jacobian_vector_product": PRODUCT,
     "probneural.curvature.products.functions.vector_jacobian_product": PRODUCT,
+    "probneural.operators.in_context.InContextOperator.negative_log_density": LOSS,
     "probneural.physics.residual.Residual.__call__": LOSS,
     "probneural.physics.residual.Residual.terms": LOSS,
     "probneural.training.losses.BalancedLoss.terms": LOSS,

@@ -40,6 +40,7 @@ SAVED = list(cases.HEADS)
 OPERATORS = ["fno-outputs", "fno-ends", "deeponet", "pod-deeponet", "regression", "conv", "complex"]
 PAIRS = [(head, operator) for head in SAVED for operator in OPERATORS]
 ENSEMBLES = [(head, operator) for head in ("deep-ensemble", "residual-process") for operator in ("fno-ends", "conv")]
+ENSEMBLES.append(("in-context-permuted", "in-context-ordered"))
 FOREIGN = ["Convolutional", "Complex", "Tied"]
 
 

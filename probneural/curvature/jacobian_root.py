@@ -82,8 +82,6 @@ class JacobianRoot(Root):
         weights: R.
         variance_estimation: Settings of exact and estimated variances.
         recorded: Functionals, updates and scales, with as many factors as the output has channels.
-        narrow_tensors: Cache that predictions with the same operator, parameters and R share: square matrices with the Gram
-            matrix of a sample's rows.
 
     Attributes:
         rows_cache: Cache of rows for these inputs, shared with derived roots; None where no pass takes a row, or variances are
@@ -99,7 +97,6 @@ class JacobianRoot(Root):
     weights: WeightRoot
     recorded: RecordedMaps
     variance_estimation: VarianceEstimation = _VARIANCE_ESTIMATION
-    narrow_tensors: dict[Hashable, Tensor] | None = None
     rows_cache: KeptRows | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -107,7 +104,11 @@ class JacobianRoot(Root):
         functions, channels, _, rank = self.shape
         rows = channels * self.grid.size
         if rows <= min(rank, self.variance_estimation.exact_passes):
-            object.__setattr__(self, "rows_cache", KeptRows.of(functions, rows=rows, rank=rank, shared=self.narrow_tensors))
+            object.__setattr__(self, "rows_cache", KeptRows.of(functions, rows=rows, rank=rank))
+
+    def sharing(self, narrow_tensors: dict[Hashable, Tensor]) -> JacobianRoot:
+        """Return the root with a cache that predictions with the same operator, parameters and R share, of `KeptRows`."""
+        return self._derived(self.rows_cache and replace(self.rows_cache, narrow_tensors=narrow_tensors))
 
     @property
     def grid(self) -> Grid:

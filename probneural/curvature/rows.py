@@ -231,9 +231,9 @@ class KeptRows:
     holds_rows: bool
 
     @classmethod
-    def of(cls, functions: int, *, rows: int, rank: int, shared: dict[Hashable, Tensor] | None = None) -> KeptRows:
-        """Storage for rows of a number of samples, with shared square matrices."""
-        return cls({}, {} if shared is None else shared, tuple(range(functions)), functions * rows * rank <= _LARGEST_KEPT)
+    def of(cls, functions: int, *, rows: int, rank: int) -> KeptRows:
+        """Storage for rows of a number of samples."""
+        return cls({}, {}, tuple(range(functions)), functions * rows * rank <= _LARGEST_KEPT)
 
     def __getitem__(self, index: int | slice | Tensor) -> KeptRows:
         """Select samples; the cache is shared."""

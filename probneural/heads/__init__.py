@@ -2,6 +2,7 @@
 
 from probneural.heads.ensembles.deep_ensemble import DeepEnsemble
 from probneural.heads.ensembles.laplace_ensemble import LaplaceEnsemble
+from probneural.heads.in_context import InContext
 from probneural.heads.kernel.kernel_operator import KernelOperator
 from probneural.heads.laplace.laplace import Laplace
 from probneural.heads.laplace.structures import Diagonal, Full, Kronecker, LowRank
@@ -13,6 +14,7 @@ __all__ = [
     "DeepEnsemble",
     "Diagonal",
     "Full",
+    "InContext",
     "KernelOperator",
     "Kronecker",
     "Laplace",

@@ -4,8 +4,10 @@ from probneural.operators.attention import AttentionOperator
 from probneural.operators.base import Operator
 from probneural.operators.deeponet import DeepONet
 from probneural.operators.fno import FNO
+from probneural.operators.in_context import InContextOperator, context_tasks
 from probneural.operators.layers.mlp import HiddenLayers
 from probneural.operators.linear import LinearRegression
+from probneural.operators.neuraloperator import from_neuraloperator
 from probneural.operators.pod_deeponet import PODDeepONet
 from probneural.operators.point_fno import PointFNO
 from probneural.operators.rollout import Rollout
@@ -16,11 +18,14 @@ __all__ = [
     "AttentionOperator",
     "DeepONet",
     "HiddenLayers",
+    "InContextOperator",
     "LinearRegression",
     "Operator",
     "PODDeepONet",
     "PointFNO",
     "Rollout",
+    "context_tasks",
+    "from_neuraloperator",
     "suggest",
 ]
 

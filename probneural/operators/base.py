@@ -14,10 +14,11 @@ from probneural.checks import checks_keywords
 from probneural.grids import Grid
 from probneural.operators.layers.normalizer import ChannelNormalizer
 from probneural.pairs import Dataset
+from probneural.pretrained import Pretrained
 from probneural.randomness import seeded
 
 
-class Operator(nn.Module, ABC):
+class Operator(Pretrained, nn.Module, ABC):
     """A neural operator that evaluates anywhere, carries its units, and can be rebuilt from its configuration; abstract.
 
     Attributes:

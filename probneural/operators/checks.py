@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from probneural.checks import check_count, check_instance, check_integer, check_sequence, check_shape
-from probneural.errors import ArgumentError, DataError, GridError, ShapeError
+from probneural.checks import check_count, check_instance, check_integer, check_least, check_sequence, check_shape
+from probneural.errors import ArgumentError, DataError, GridError, ResolutionError, ShapeError
 from probneural.grids import Grid, check_grid
 
 
@@ -56,6 +56,14 @@ def check_modes(modes: Sequence[int]) -> tuple[int, ...]:
     entries = tuple(check_integer(mode, "modes") for mode in check_sequence(modes, "modes", remedy="give e.g. modes=(16,)"))
     check_integer(len(entries), "number of axes with modes", most=3, remedy="give e.g. modes=(16,)")
     return entries
+
+
+def check_resolution(sizes: Sequence[int], modes: Sequence[int]) -> None:
+    """Raise a ResolutionError unless each axis has 2m - 1 points or more."""
+    for axis, (size, mode) in enumerate(zip(sizes, modes, strict=True)):
+        remedy = "give the operator a finer grid, or build it with fewer modes"
+        things = f"points along axis {axis} for {mode} modes"
+        check_least(size, 2 * mode - 1, things, remedy=remedy, error=ResolutionError)
 
 
 def stated_channels(operator: nn.Module, name: str) -> int:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probneural.checks import check_choice, check_flag, check_integer
+from probneural.checks import check_choice, check_counts, check_flag, check_integer
 from probneural.contexts import unrounded
 from probneural.grids import Grid, per_axis, resample
 from probneural.operators.base import Operator, initial_weights
@@ -34,9 +34,10 @@ from probneural.registry import stored
 class FNO(Operator):
     """Lift, `depth` blocks h -> gelu(Kh + Wh + b) with spectral convolutions K, and a two-layer pointwise projection.
 
-    The last block has no activation. The output is evaluated anywhere by interpolating the last hidden state, which is exact on
-    periodic axes that resolve it, and projecting it there. Without a position embedding and on periodic axes the operator
-    commutes with translations.
+    With `mixing`, a block is h -> gelu(N(gelu(Kh + Wh + b)) + g * h) with a two-layer pointwise network N and one factor g per
+    channel. The last block has no activation of its results. The output is evaluated anywhere by interpolating the last hidden
+    state, which is exact on periodic axes that resolve it, and projecting it there. Without a position embedding and on
+    periodic axes the operator commutes with translations.
 
     Args:
         in_channels: Channels of the inputs.
@@ -45,6 +46,8 @@ class FNO(Operator):
         width: Channels of the hidden states.
         depth: Number of blocks.
         projection: Number of channels between the two projection layers, the features of a last-layer posterior.
+        lifting: Number of channels between two lifting layers; by default there is one layer.
+        mixing: Number of channels between the two layers of N; by default blocks have neither N nor g.
         periodic: Whether each axis is periodic.
         continuation: Continuation of non-periodic axes: `"even"`, `"odd"`, `"periodic"` (see `SpectralConv`), or
             `"alternating"`, odd in the first block, even in the second, and so on. With `"alternating"`, an odd spectral
@@ -61,7 +64,7 @@ class FNO(Operator):
 
     Reference:
         Li et al. (2021), Fourier neural operator for parametric partial differential equations; blocks with pointwise
-        networks: Kossaifi et al. (2024), Multi-grid tensorized Fourier neural operator for high-resolution PDEs.
+        networks, N and g: Kossaifi et al. (2024), Multi-grid tensorized Fourier neural operator for high-resolution PDEs.
 
     Examples:
         >>> operator = FNO(in_channels=1, out_channels=2, modes=(4, 4), width=8, depth=2)
@@ -78,6 +81,8 @@ class FNO(Operator):
         width: int = 32,
         depth: int = 4,
         projection: int = 64,
+        lifting: int | None = None,
+        mixing: int | None = None,
         periodic: bool | Sequence[bool] = True,
         continuation: Literal["even", "odd", "alternating", "periodic"] = "even",
         embeds_position: Embedding = False,
@@ -89,6 +94,8 @@ class FNO(Operator):
         self.width = width = check_integer(width, "width")
         self.depth = depth = check_integer(depth, "depth")
         projection = check_integer(projection, "projection")
+        check_counts(lifting=lifting, mixing=mixing)
+        self.lifting, self.mixing = lifting, mixing
         self.modes = check_modes(modes)
         self.periodic = per_axis(periodic, len(self.modes), "periodic", check_flag)
         self.continuation = check_choice(continuation, ("even", "odd", "alternating", "periodic"), "continuation")
@@ -97,13 +104,15 @@ class FNO(Operator):
         self.input_normalizer = ChannelNormalizer(in_channels)
         self.output_normalizer = ChannelNormalizer(out_channels)
         with initial_weights(seed):
-            self.lift = PointwiseLinear(lifted, width)
+            self.lift = PointwiseLinear(lifted, width) if lifting is None else _network(lifted, lifting, width)
             self.spectral = nn.ModuleList(self._convolution(width, width, number) for number in range(depth))
             self.pointwise = nn.ModuleList(PointwiseLinear(width, width) for _ in range(depth))
             self.projection = PointwiseLinear(width, projection)
             self.readout = ReadoutLinear(projection, out_channels)
             has_linear_path = self.continuation == "alternating" and not all(self.periodic)
             self.linear = self._convolution(in_channels, out_channels, 0) if has_linear_path else None
+            self.networks = nn.ModuleList(_network(width, mixing, width) for _ in range(depth) if mixing is not None)
+        self.gates = nn.ParameterList(torch.ones(width) for _ in self.networks)
         self._clear_linear_path()
 
     def forward(
@@ -151,15 +160,27 @@ class FNO(Operator):
         """Apply one block to `(n, width, *where.shape)`; the last one has no activation of its results."""
         spectral, is_last = self.spectral[number], number == self.depth - 1
         result = spectral(hidden, endpoint=where.endpoint, pointwise=self.pointwise[number])
-        return result if is_last else activated(result, spectral)
+        result = result if is_last else activated(result, spectral)
+        if self.mixing is None:
+            return result
+        result = self.networks[number](result) + self.gates[number].reshape(-1, *(1,) * len(self.modes)) * hidden
+        return result if is_last else nn.functional.gelu(result)
 
     def configuration(self) -> dict[str, Any]:
-        """The constructor's arguments."""
-        return super().configuration() | {"projection": self.projection.out_channels}
+        """The constructor's arguments; files of versions without `lifting` and `mixing` lack those."""
+        arguments = super().configuration() | {"projection": self.projection.out_channels}
+        return {name: value for name, value in arguments.items() if value is not None}
 
     def reset_parameters(self) -> None:
         """Reinitialise all weights; normalisers keep their units."""
         for module in self.modules():
             if isinstance(module, (SpectralConv, PointwiseLinear)):
                 module.reset_parameters()
+        for gate in self.gates:
+            nn.init.ones_(gate)
         self._clear_linear_path()
+
+
+def _network(in_channels: int, hidden: int, out_channels: int) -> nn.Sequential:
+    """A pointwise network of two layers."""
+    return nn.Sequential(PointwiseLinear(in_channels, hidden), nn.GELU(), PointwiseLinear(hidden, out_channels))

@@ -71,35 +71,6 @@ def print_page(page: Path, pdf: Path) -> None:
             raise FileError(expected=f"a PDF by {command[0]}", got=got.strip(), remedy=remedy) from error
 
 
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1d2430; --soft: #5a6474; --line: #d5dae2; --paper: #ffffff; --card: #f5f7fa; }
-@media screen and (prefers-color-scheme: dark) {
-  :root { --ink: #e4e8ee; --soft: #a8b2c1; --line: #3a4352; --paper: #161b22; --card: #1f2630; }
-}
-body { margin: 0 auto; max-width: 52rem; padding: 1.5rem 1rem 4rem; background: var(--paper); color: var(--ink);
-  font: 1rem/1.55 system-ui, sans-serif; }
-h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 .25rem; overflow-wrap: anywhere; }
-h2 { font-size: 1.2rem; margin: 2.25rem 0 .5rem; }
-.facts, figcaption { color: var(--soft); }
-.verdict { background: var(--card); border-left: .25rem solid #0072B2; padding: .75rem 1rem; margin: 1rem 0; }
-.verdict p { margin: .35rem 0; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { border-bottom: 1px solid var(--line); padding: .3rem .5rem; text-align: left; vertical-align: top; }
-td.number { text-align: right; white-space: nowrap; }
-figure { margin: 1rem 0 1.75rem; }
-figure img { width: 100%; height: auto; background: #ffffff; border-radius: .3rem; }
-h3 { font-size: 1rem; margin: 1.25rem 0 .25rem; }
-pre { background: var(--card); padding: .75rem 1rem; overflow-x: auto; font-size: .85rem; }
-summary { cursor: pointer; }
-@page { margin: 18mm; }
-@media print {
-  :root { color-scheme: light; } body { max-width: none; padding: 0; font-size: 10pt; }
-  .scroll, pre { overflow: visible; } pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 7pt; }
-  h2 { break-after: avoid; } figure, tr, .verdict { break-inside: avoid; } figure img { max-height: 20cm; object-fit: contain; }
-  summary { display: none; } details::details-content { content-visibility: visible; }
-}
-"""
 _MEANINGS = (
     ("relative_l2", "relative L2 error of the mean", "0 is best"),
     ("rmse", "RMSE of the mean", "in units of the field"),
@@ -373,11 +344,12 @@ def page(run: RunFolder, scores: TestScores, *, sentences: Sequence[str], figure
     counts = ", ".join(f"{len(split[part])} {part}" for part in PARTS if split[part])
     reading = run.record["reading"]
     facts = f"{reading}. {sum(map(len, split.values()))} pairs: {counts}. {run.choice}"
+    style = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
     lines = (
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body><main>",
+        f"<title>{escape(title)}</title><style>{style}</style></head><body><main>",
         f'<h1>{escape(title)}</h1><p class="facts">{escape(facts)}</p>',
         f'<div class="verdict">{"".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)}</div>',
         "<h2>Scores on test functions</h2>",

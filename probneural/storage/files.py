@@ -55,10 +55,25 @@ def load(
         FileError: If the file is missing, damaged, or holds something else.
         ArgumentError: If the operator is needed and not given, if the state does not fit it, or if the device does not exist.
     """
+    return load_as(object, path, device=device, operator=operator)
+
+
+def load_as(
+    cls: type, path: str | os.PathLike[str], *, device: torch.device | str, operator: nn.Module | Sequence[nn.Module] | None
+) -> Any:
+    """Load an instance of a class; see [`load`][probneural.storage.load].
+
+    Raises:
+        FileError: Likewise, or if the object is of another class.
+    """
     for module in operator if isinstance(operator, list | tuple) else [] if operator is None else [operator]:
         check_module(module, "operator")
     target = check_device(device)
     tensors, metadata = files.read(check_path(path, "path"))
+    kind = kind_named(metadata.get("kind"))
+    if not (isinstance(operator, cls) if kind is None else issubclass(kind.cls, cls)):
+        remedy = "use from_pretrained of that class, or pn.load; give your own modules as operator="
+        raise FileError(expected=f"a {cls.__name__}", got=str(metadata.get("kind"))[:80], remedy=remedy)
     return Reader(tensors, operator=operator).plan(metadata)(target)
 
 

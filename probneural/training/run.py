@@ -405,7 +405,7 @@ class Run:
     def warn_if_worse(self) -> None:
         """Warn if the final loss is much larger than the initial one."""
         trivial = 1.0 if self.plan.loss is None else self.losses[0]
-        if self.begin is not None and self.losses[-1] > _MUCH_WORSE * max(self.begin, trivial):
+        if self.begin is not None and self.losses[-1] > max(bound := max(self.begin, trivial), _MUCH_WORSE * bound):
             warn(
                 f"training ended at a loss of {self.losses[-1]:.3g}, having begun at {self.begin:.3g}: lower learning_rate",
                 ConvergenceWarning,

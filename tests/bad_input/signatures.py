@@ -45,6 +45,7 @@ from probneural.fields import Field
 from probneural.forecasts.analysis import EnsembleAnalysis
 from probneural.forecasts.trajectories import GaussianTrajectory
 from probneural.functionals.regions import Maximum
+from probneural.heads.in_context import InContextPredictor
 from probneural.heads.kernel.kernel_operator import KernelPredictor
 from probneural.heads.laplace.laplace import LaplacePredictor
 from probneural.heads.last_layer.laplace import LastLayerPredictor
@@ -53,6 +54,7 @@ from probneural.operators.layers import PointwiseLinear, SpectralConv
 from tests.autoregression import forecast_and_truth
 from tests.bad_input import world
 from tests.bad_input.world import GRID, halve, normal
+from tests.operators.test_neuraloperator import reference
 from tests.test_public_api import layers
 
 
@@ -156,6 +158,10 @@ def layout() -> Any:
     return curvature.ParameterVector.of(world.trained(), ["readout"])
 
 
+def in_context() -> Any:
+    return operators.InContextOperator(1, 1, modes=(3,), width=4, depth=1, seed=0)
+
+
 def readout() -> torch.Tensor:
     return normal(layout().size)
 
@@ -204,6 +210,7 @@ GOOD: dict[str, Callable[[], Any]] = {
     "comparison": world.comparison,
     "path": lambda: Path(folder()) / "file",
     "folder": folder,
+    "save_directory": folder,
     "index": lambda: [0],
     "data": world.pairs,
     "train": world.pairs,
@@ -346,10 +353,12 @@ OWNERS: dict[type, Callable[[], Any]] = {
     heads.LastLayerLaplace: heads.LastLayerLaplace,
     heads.Laplace: lambda: heads.Laplace("diagonal"),
     heads.DeepEnsemble: lambda: heads.DeepEnsemble(2, train=halve, show_progress=False),
+    heads.InContext: heads.InContext,
     heads.KernelOperator: lambda: heads.KernelOperator(iterations=1),
     heads.LaplaceEnsemble: lambda: heads.LaplaceEnsemble(2, train=halve, show_progress=False),
     inverse.InverseProblem: inversion,
     inverse.InversePosterior: lambda: inversion().kalman(members=4),
+    InContextPredictor: lambda: heads.InContext().fit(in_context(), world.pairs()),
     KernelPredictor: world.kernel,
     LaplacePredictor: world.laplace,
     LastLayerPredictor: world.build_predictor,
@@ -523,6 +532,7 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "inverse.InverseProblem.log_likelihood": of(theta=lambda: torch.zeros(3, 2)),
     "inverse.InverseProblem.log_posterior": of(theta=lambda: torch.zeros(3, 2)),
     "operators.PODDeepONet": of(basis=2),
+    "operators.from_neuraloperator": of(state_dict=lambda: reference("FNO-1-D")[0]),
     "operators.DeepONet.evaluate_at": of(points=lambda: torch.full((3, 2, 1), 0.5)),
     "plots.fan": of(functional=lambda: pn.functionals.integral(line())),
     "plots.quantity": of(u=lambda: world.gaussian().apply(world.probe())),
@@ -564,6 +574,12 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "runs.info": of(path=data_file),
     "runs.read_config": of(path=config_file),
     "heads.Laplace": of(structure="full", parameters=lambda: ["readout"], show_progress=False),
+    "heads.InContext.fit": of(operator=in_context),
+    "heads.InContextPredictor.condition": of(
+        inputs=world.truth, values=lambda: torch.zeros(3, 1, 16), functional=lambda: pn.functionals.sensors(GRID, GRID.points)
+    ),
+    "heads.InContextPredictor.rollout": QUIET,
+    "operators.context_tasks": of(family=lambda: lambda seed: world.burgers(), tasks=2, pairs=1),
     "heads.KernelOperator": of(iterations=1),
 }
 for _kind in ("fisher", "gauss_newton", "hessian", "jacobian"):
@@ -593,6 +609,7 @@ SKIP = "|".join(
         r"(\w+\.)?\w*Field\.to_meshio|active\.ResultStore\.(inputs|pairs)|plots\.(active_learning|optimisation|snapshots)",
         r"distributions\.Mixture(Predictor\.(condition|with_predictors)|Field\.marginal)|heads\.(Deep|Laplace)Ensemble\.fit",
         r"heads\.(KernelPredictor\.centre|LaplacePredictor\.variance_bounds|BayesianOperator\.\w+)",
+        r".*\.(push_to_hub|from_pretrained)",
     )
 )
 """Public callables, as a pattern of whole names, that are not swept."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Hashable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -173,7 +174,7 @@ def test_square_matrices_of_many_samples_stay_within_their_memory(monkeypatch: p
     monkeypatch.setattr(module, "_LARGEST_NARROW", 100)
     shared: dict[Hashable, Tensor] = {}
     for number in range(9):
-        kept = KeptRows.of(1, rows=5, rank=10, shared=shared)
+        kept = replace(KeptRows.of(1, rows=5, rank=10), narrow_tensors=shared)
         kept.narrow(number, lambda: [normal(5, 10, seed=number)])  # noqa: B023
         assert number in shared
         assert sum(matrix.numel() for matrix in shared.values()) <= 100

@@ -19,6 +19,7 @@ from probneural.grids import Grid
 from probneural.heads import (
     BayesianOperator,
     DeepEnsemble,
+    InContext,
     KernelOperator,
     Laplace,
     LaplaceEnsemble,
@@ -32,6 +33,7 @@ from probneural.operators import (
     AttentionOperator,
     DeepONet,
     HiddenLayers,
+    InContextOperator,
     LinearRegression,
     PODDeepONet,
     PointFNO,
@@ -240,6 +242,19 @@ def mesh_cases() -> tuple[OperatorCase, ...]:
     )
 
 
+@cache
+def context_cases() -> tuple[OperatorCase, ...]:
+    """Operators that learn in context; the data are one."""
+    settings = {"modes": (3,), "width": 8, "depth": 1, "rank": 1}
+    data = FieldPairs(fields(PERIODIC, 6, 1, seed=1), fields(PERIODIC, 6, 1, seed=2))
+    return tuple(
+        OperatorCase(
+            name, _built(lambda ordered=ordered: InContextOperator(1, 1, ordered=ordered, **settings)), data, "readout"
+        )
+        for name, ordered in (("in-context", False), ("in-context-ordered", True))
+    )
+
+
 def structured(name: str, *, rank: int | None = None, probes: int | None = None) -> Structure:
     """A structure by name, with the settings that it has."""
     wanted = {"rank": rank, "probes": probes}
@@ -296,6 +311,8 @@ ENSEMBLES = {
     "network-variational": BayesianOperator(steps=3, laplace=_GIVEN, batch_size=3, show_progress=False),
     "laplace-ensemble": LaplaceEnsemble(2, train=briefly, head=Laplace("diagonal", show_progress=False), show_progress=False),
     "residual-process": KernelOperator(groups=1, iterations=2),
+    "in-context": InContext(),
+    "in-context-permuted": InContext(3, tolerance=0.05),
     "mixture": Combined(lambda predictors, data: MixturePredictor(predictors)),
     "random-scale": Combined(lambda predictors, data: ScaleMixture(draws=50).fit(predictors[0], data)),
     "calibrated-scale": Combined(
@@ -309,7 +326,7 @@ FRESH_DRAWS = ("laplace-ensemble", "residual-process", *COMBINED)
 
 
 def operator_case(name: str) -> OperatorCase:
-    return next(case for case in (*operator_cases(), *mesh_cases()) if case.name == name)
+    return next(case for case in (*operator_cases(), *mesh_cases(), *context_cases()) if case.name == name)
 
 
 OPERATORS = [case.name for case in operator_cases()]
@@ -317,6 +334,8 @@ OPERATORS = [case.name for case in operator_cases()]
 
 def operators_of(head: str) -> tuple[str, ...]:
     """What contracts run a head on that is in no list of pairs; the first one where one is enough."""
+    if head.startswith("in-context"):
+        return ("in-context-ordered" if head == "in-context-permuted" else "in-context",)
     if head == "network-variational":
         return ("fno-1d", "conv", "complex")
     if head == "laplace-ensemble":  # draws weights anew, so every parameter has to belong to a module that can

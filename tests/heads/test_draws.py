@@ -16,7 +16,7 @@ from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.fields import Field
 from probneural.functionals import sensors
 from probneural.pairs import FieldPairs
-from tests.heads.cases import ALL_HEADS, FRESH_DRAWS, fields, fitted, operator_case
+from tests.heads.cases import ALL_HEADS, FRESH_DRAWS, fields, fitted, operator_case, operators_of
 from tests.helpers import generator
 
 pytestmark = pytest.mark.filterwarnings("ignore::probneural.errors.ConvergenceWarning")
@@ -50,9 +50,10 @@ FAST = {(head, "none") for head in HEADS} | {
 
 @cache
 def predictor_of(head: str, calibrator: str) -> Predictor:
-    case = operator_case("fno-1d")
+    name = operators_of(head)[0]
+    case = operator_case(name)
     inputs = fields(case.data.inputs.grid, 40, case.data.inputs.channels, seed=50)
-    predictor = fitted(head, "fno-1d")
+    predictor = fitted(head, name)
     u = predictor(inputs)
     errors = u.std * torch.randn(u.mean.shape, generator=generator(3), dtype=torch.float64)
     return CALIBRATORS[calibrator](predictor, FieldPairs(inputs, Field(u.mean + 2.0 * errors, u.grid)))
@@ -90,7 +91,7 @@ def moments(x: Float64[Tensor, "s m"]) -> tuple[Tensor, Tensor, Tensor]:
     ],
 )
 def test_draws_by_seed_have_the_moments_of_random_samples(head: str, calibrator: str) -> None:
-    inputs = operator_case("fno-1d").inputs
+    inputs = operator_case(operators_of(head)[0]).inputs
     u = without_white(predictor_of(head, calibrator)(inputs))
     drawn, expected = numbers(u, u.draw(range(DRAWS))), numbers(u, u.rsample((SAMPLES,), seed=1))
     (mean, variance, kurtosis), (_, spread, peak) = moments(drawn), moments(expected)

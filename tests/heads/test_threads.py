@@ -54,8 +54,16 @@ class Interrupted(nn.Module):
         return outputs
 
 
-_REPEATED = ("last-layer-given", "full-given", "low-rank-grown", "kronecker", "laplace-ensemble")
-"""Other settings of the same evaluation, or heads made of others here."""
+_REPEATED = (
+    "last-layer-given",
+    "full-given",
+    "low-rank-grown",
+    "kronecker",
+    "laplace-ensemble",
+    "in-context",
+    "in-context-permuted",
+)
+"""Other settings of the same evaluation, heads made of others here, or of other operators."""
 HEADS = {name: head for name, head in ALL_HEADS.items() if name not in _REPEATED} | {
     "kernel": KernelOperator("rational_quadratic", input_components=3, output_components=2, groups=1, iterations=2),
 }

@@ -138,6 +138,7 @@ MIXED = Grid.uniform((6, 5), lengths=(2.0, 1.0), periodic=(True, False))
 CASES = [
     Case("FNO-1-D", fno(3), LINE, Grid.uniform(64, lengths=2.0), 1e-9, equivariant=True),
     Case("FNO-1-D-channels", fno(4, channels=(2, 3)), LINE, Grid.uniform(63, lengths=2.0), 1e-13, equivariant=True),
+    Case("FNO-1-D-mixing", fno(3, lifting=3, mixing=5), LINE, Grid.uniform(64, lengths=2.0), 1e-9, equivariant=True),
     Case("FNO-1-D-ends", fno(3, periodic=False), ENDS, Grid.uniform(65, periodic=False), 1e-3),
     Case("FNO-1-D-ends-embedded", fno(3, periodic=False, embeds_position=True), ENDS, Grid.uniform(65, periodic=False), 1e-3),
     Case("FNO-1-D-ends-odd", fno(3, periodic=False, continuation="odd", embeds_position=True), ENDS, ENDS.resized(65), 1e-3),

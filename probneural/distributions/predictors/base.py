@@ -41,6 +41,7 @@ from probneural.functionals import Functional
 from probneural.grids import Grid, check_grid
 from probneural.pairs import Dataset, batches, evenly_spread_rows
 from probneural.pairs.provenance import Provenance, TrainingRecord, check_units, joined_record, no_keys, warn_of_mask
+from probneural.pretrained import Pretrained
 from probneural.randomness import check_seed
 from probneural.registry import stored
 
@@ -77,7 +78,7 @@ class PredictorTraits:
     discrepancy_variance: tuple[float, ...] = ()
 
 
-class Predictor(Undisturbed, ABC):
+class Predictor(Pretrained, Undisturbed, ABC):
     """A frozen map from input fields to a distribution over output fields; abstract.
 
     Args:

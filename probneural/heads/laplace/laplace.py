@@ -407,8 +407,7 @@ class LaplacePredictor(Predictor):
             weights=self.weights,
             recorded=RecordedMaps(self._vector.new_ones(self.out_channels)),
             variance_estimation=self.variance_estimation,
-            narrow_tensors=self._narrow_tensors,
-        )
+        ).sharing(self._narrow_tensors)
 
     def _predict(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
         return [self._field(inputs, query) for inputs, query in sets]

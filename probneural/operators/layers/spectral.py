@@ -11,11 +11,10 @@ import torch.autograd.forward_ad as forward_ad
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probneural.checks import check_choice, check_flag, check_integer, check_least
+from probneural.checks import check_choice, check_flag, check_integer
 from probneural.contexts import is_transformed
-from probneural.errors import ResolutionError
 from probneural.grids import per_axis
-from probneural.operators.checks import check_input, check_modes
+from probneural.operators.checks import check_input, check_modes, check_resolution
 from probneural.operators.layers.pointwise import PointwiseLinear, functions_first, grid_first
 from probneural.operators.layers.transforms import Continuation, TruncatedTransform
 
@@ -134,7 +133,7 @@ class SpectralConv(FrequencyMixing):
         check_input(values, channels=self.in_channels, dimension=len(self.modes), dtype=self.weight.dtype)
         sizes = values.shape[2:]
         transforms = self._transforms(sizes, endpoint)
-        self._check_resolution([transform.period for transform in transforms])
+        check_resolution([transform.period for transform in transforms], self.modes)
         flat = grid_first(values).contiguous()
         hidden = flat
         inner = hidden.shape[-2] * hidden.shape[-1]
@@ -177,12 +176,6 @@ class SpectralConv(FrequencyMixing):
                 torch.baddbmm(torch.bmm(real, weight_imaginary), imaginary, weight_real),
             ]
         )
-
-    def _check_resolution(self, sizes: Sequence[int]) -> None:
-        for axis, (size, mode) in enumerate(zip(sizes, self.modes, strict=True)):
-            remedy = "give the operator a finer grid, or build it with fewer modes"
-            things = f"points along axis {axis} for {mode} modes"
-            check_least(size, 2 * mode - 1, things, remedy=remedy, error=ResolutionError)
 
     def extra_repr(self) -> str:
         """Channels and modes, for printing."""
