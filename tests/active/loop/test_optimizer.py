@@ -124,7 +124,7 @@ def test_several_objectives_give_a_pareto_front(tmp_path: Path) -> None:
     assert (
         float((every[:, None] > at_front).all(-1).double().mean()) < 0.02
     )  # hardly a random design dominates one of the front
-    with pytest.raises(DataError, match="one objective"):
+    with pytest.raises(DataError, match="1 objective"):
         _ = result.best
 
 
