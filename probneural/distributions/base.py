@@ -14,21 +14,9 @@ from jaxtyping import Float, Float64
 from numpy.typing import NDArray
 from torch import Tensor
 
+from probneural import checks
 from probneural.arrays.meshes import write_meshes
 from probneural.arrays.reading import to_array
-from probneural.checks import (
-    check_finite,
-    check_instance,
-    check_integer,
-    check_real,
-    check_sequence,
-    check_shape,
-    check_shape_among,
-    check_variances,
-    missing_attribute,
-    optional,
-    real_tensor,
-)
 from probneural.contexts import Undisturbed
 from probneural.distributions.intervals import Interval, check_probabilities, gaussian_quantiles, tails
 from probneural.distributions.latent import draw_stream
@@ -67,7 +55,7 @@ class FieldDistribution(Undisturbed, ABC):
     """Implementation of `apply_by_draws`; set by the module `empirical`, which imports this one."""
 
     if not TYPE_CHECKING:
-        __getattr__ = missing_attribute
+        __getattr__ = checks.missing_attribute
 
     @property
     @abstractmethod
@@ -240,7 +228,7 @@ class FieldDistribution(Undisturbed, ABC):
             >>> round(upper[0, 0, 0].item(), 4)
             3.9199
         """
-        lower, upper = self.quantile(tails(check_real(level, "level", above=0.0, below=1.0)), noise=noise)
+        lower, upper = self.quantile(tails(checks.check_real(level, "level", above=0.0, below=1.0)), noise=noise)
         return Interval(lower, upper)
 
     def to_numpy(self, level: float = 0.9, *, noise: float | Float[Tensor, "..."] = 0.0) -> dict[str, NDArray[Any]]:
@@ -293,7 +281,7 @@ class FieldDistribution(Undisturbed, ABC):
             ArgumentError: If the path has another ending, or lacks `{}` for several samples.
             FileError: If a file cannot be written.
         """
-        samples = self.rsample((check_integer(draws, "draws", least=0),), seed=seed)
+        samples = self.rsample((checks.check_integer(draws, "draws", least=0),), seed=seed)
         names = {f"draw_{number}": draw for number, draw in enumerate(samples)}
         write_meshes(path, self.grid, {"mean": self.mean, "standard_deviation": self.standard_deviation, **names})
 
@@ -360,9 +348,9 @@ def normal_base_samples(
         return torch.randn(shape, generator=draw_stream(seed, name), dtype=torch.float64, device="cpu")
     if seed is not None:
         raise ArgumentError(expected="a seed or base samples", got="both", remedy="drop one")
-    base_samples = real_tensor(base_samples, "base samples")
+    base_samples = checks.real_tensor(base_samples, "base samples")
     check_values(base_samples, shape, "base samples")
-    check_finite(base_samples, "base samples")
+    checks.check_finite(base_samples, "base samples")
     return base_samples
 
 
@@ -374,8 +362,8 @@ def index_grid(size: int) -> Grid:
 
 def check_values(values: Tensor, shape: tuple[int, ...], name: str) -> None:
     """Raise a ShapeError unless the tensor has exactly this shape (no broadcasting), a DataError if it is not a tensor."""
-    check_instance(values, Tensor, name, remedy="give a tensor")
-    check_shape(values, name, *shape, remedy="shapes are not broadcast")
+    checks.check_instance(values, Tensor, name, remedy="give a tensor")
+    checks.check_shape(values, name, *shape, remedy="shapes are not broadcast")
 
 
 def check_factors(factors: object, channels: int, name: str = "factors") -> Tensor:
@@ -386,7 +374,7 @@ def check_factors(factors: object, channels: int, name: str = "factors") -> Tens
         ShapeError: If there is another number of them.
         ArgumentError: If one is not positive and finite.
     """
-    numbers = real_tensor(factors, name)
+    numbers = checks.real_tensor(factors, name)
     check_values(numbers, (channels,), name)
     if not bool((torch.isfinite(numbers) & (numbers > 0)).all()):
         raise ArgumentError(expected=f"positive finite {name}", got=str(numbers.tolist())[:200], remedy="they scale deviations")
@@ -401,7 +389,7 @@ def check_deviation_factors(factors: object, shape: tuple[int, ...]) -> Tensor:
         ShapeError: If they are neither.
         ArgumentError: If one is not positive and finite.
     """
-    numbers = real_tensor(factors, "factors")
+    numbers = checks.real_tensor(factors, "factors")
     if numbers.ndim <= 1:
         return check_factors(numbers, shape[1])
     check_values(numbers, shape, "factors")
@@ -425,9 +413,9 @@ def noise_variance(noise: float | Tensor, shape: tuple[int, ...], like: Tensor) 
     Raises:
         ArgumentError: If a variance is negative, not finite, beyond the dtype, or has a shape that fits none of the three.
     """
-    variance = check_variances(noise, "noise", like=like)
+    variance = checks.check_variances(noise, "noise", like=like)
     remedy = "pass predict.noise, or one number"
-    check_shape_among(variance, "noise", (), (shape[1],), shape, remedy=remedy, error=ArgumentError)
+    checks.check_shape_among(variance, "noise", (), (shape[1],), shape, remedy=remedy, error=ArgumentError)
     return (variance.reshape(-1, *(1,) * (len(shape) - 2)) if variance.ndim == 1 else variance).expand(shape)
 
 
@@ -438,7 +426,9 @@ def sample_size(sample_shape: torch.Size | Sequence[int]) -> int:
         ArgumentError: If it is not a sequence of numbers >= 0.
     """
     try:
-        return math.prod(check_integer(count, "draws", least=0) for count in check_sequence(sample_shape, "shape", remedy=""))
+        return math.prod(
+            checks.check_integer(count, "draws", least=0) for count in checks.check_sequence(sample_shape, "shape", remedy="")
+        )
     except ArgumentError as error:
         raise ArgumentError(
             expected="a shape of draws, numbers >= 0", got=repr(sample_shape), remedy="write (8,) for eight draws"
@@ -471,7 +461,7 @@ def held_variance(variance: Float[Tensor, "n c *grid"], u: FieldDistribution) ->
 
 def to_dataset(u: FieldDistribution, table: Mapping[str, NDArray[Any]], *, level: float) -> xarray.Dataset:
     """A Dataset of the arrays of `FieldDistribution.to_numpy`."""
-    optional("xarray", "to_xarray", extra="xarray")
+    checks.optional("xarray", "to_xarray", extra="xarray")
     import xarray
 
     if u.grid.is_uniform:

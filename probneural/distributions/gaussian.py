@@ -11,16 +11,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import (
-    check_callable,
-    check_finite,
-    check_flag,
-    check_floating,
-    check_instance,
-    check_integer,
-    check_positive,
-    real_tensor,
-)
+from probneural import checks
 from probneural.contexts import undisturbed
 from probneural.distributions.base import (
     FieldDistribution,
@@ -94,10 +85,10 @@ class GaussianField(FieldDistribution):
     def __init__(
         self, mean: Float[Tensor, "..."], root: Root, *, latent: Latent | str, grid: Grid, discrepancy: Root | None = None
     ) -> None:
-        check_floating(mean, "mean")
+        checks.check_floating(mean, "mean")
         for part, name in ((root, "root"), (discrepancy, "discrepancy")):
             if part is not None or name == "root":
-                check_instance(part, Root, name, remedy="wrap the tensor: DenseRoot(matrix)")
+                checks.check_instance(part, Root, name, remedy="wrap the tensor: DenseRoot(matrix)")
         named = Latent(id=latent, rank=root.shape[3]) if isinstance(latent, str) else _check_latent(latent)
         check_grid(grid)
         inputs, channels, points, rank = root.shape
@@ -282,8 +273,8 @@ class GaussianField(FieldDistribution):
             >>> [round(value, 8) for value in moved.mean.flatten().tolist()]
             [2.0, 2.0]
         """
-        check_callable(residual, "residual", remedy="give a function of values (n, c, *grid) that returns (n, m)")
-        iterations, tolerance = check_integer(iterations, "iterations"), check_positive(tolerance, "tolerance")
+        checks.check_callable(residual, "residual", remedy="give a function of values (n, c, *grid) that returns (n, m)")
+        iterations, tolerance = checks.check_integer(iterations, "iterations"), checks.check_positive(tolerance, "tolerance")
         numbers = checked(residual(self._mean.detach()), len(self)).to(torch.float64)
         constraint = Constraint(
             self._mean,
@@ -442,7 +433,7 @@ class GaussianField(FieldDistribution):
         Raises:
             ArgumentError: If the density does not exist because some direction has no variance at all.
         """
-        joint, residual = check_flag(joint, "joint"), checked_residual(self, values)
+        joint, residual = checks.check_flag(joint, "joint"), checked_residual(self, values)
         variance = noise_variance(noise, tuple(residual.shape), residual)
         if not joint:
             return log_density_of_values(residual, std=self.standard_deviation.to(residual), noise=variance)
@@ -480,9 +471,9 @@ class GaussianField(FieldDistribution):
     def _observed(self, functional: Functional, values: Tensor) -> tuple[Root, Tensor, Tensor]:
         """Root of a functional's values including discrepancy, the observed values, and their residual in float64."""
         check_functional(functional, grid=self.grid)
-        root, values = self._each.push(functional), real_tensor(values, "values")
+        root, values = self._each.push(functional), checks.real_tensor(values, "values")
         check_values(values, root.shape[:3], "the functional's values")
-        check_finite(values, "values of the functional")
+        checks.check_finite(values, "values of the functional")
         mean = functional(self._mean.to(torch.float64))
         return root, values, values.to(mean) - mean
 
@@ -534,9 +525,9 @@ def _is_padded(grid: Grid) -> bool:
 
 def checked_residual(u: GaussianField, values: Float[Tensor, "n c *grid"]) -> Float64[Tensor, "n c *grid"]:
     """Observed values minus the mean, in float64; raises for another shape or values that are not finite."""
-    values = real_tensor(values, "values")
+    values = checks.real_tensor(values, "values")
     check_values(values, tuple(u.mean.shape), "values")
-    check_finite(values, "values")
+    checks.check_finite(values, "values")
     return values.to(u.mean.device, torch.float64) - u.mean.to(torch.float64)
 
 
@@ -583,4 +574,6 @@ def _check_update(update: LatentUpdate) -> None:
 
 def _check_latent(latent: object) -> Latent:
     """Return a latent, or raise a LatentError."""
-    return check_instance(latent, Latent, "latent", remedy="take that of a conditioned field: field.latent", error=LatentError)
+    return checks.check_instance(
+        latent, Latent, "latent", remedy="take that of a conditioned field: field.latent", error=LatentError
+    )

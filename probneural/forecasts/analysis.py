@@ -12,15 +12,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import (
-    check_callable,
-    check_finite,
-    check_floating,
-    check_instance,
-    check_integer,
-    check_positive,
-    check_real,
-)
+from probneural import checks
 from probneural.contexts import remembered, without_gradients
 from probneural.distributions import EmpiricalField, EnsembleForecast, FieldDistribution, Predictor
 from probneural.distributions.base import check_values
@@ -47,7 +39,7 @@ def check_function(step: object, inputs: StepInputs | None) -> Step:
         raise ArgumentError(
             expected="inputs= with a predictor only", got="a function as step", remedy="let the function hold other channels"
         )
-    return check_callable(step, "step", remedy="give a predictor, or a function of states (n, c, *grid)")
+    return checks.check_callable(step, "step", remedy="give a predictor, or a function of states (n, c, *grid)")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -96,7 +88,7 @@ class FunctionMembers:
                 got="none, so that all members would be equal",
                 remedy="give initial=, a distribution of the states at lead 0",
             )
-        check_instance(initial, FieldDistribution, "initial", remedy="give a distribution over the states at lead 0")
+        checks.check_instance(initial, FieldDistribution, "initial", remedy="give a distribution over the states at lead 0")
         check_same_grid(initial.grid, start.grid, "an initial distribution", remedy="predict on that grid")
         check_values(initial.mean, tuple(start.values.shape), "the mean of initial")
         return cls(function=function, start=start.detached(), initial=initial, count=members, seed=check_seed(seed))
@@ -115,7 +107,7 @@ class FunctionMembers:
         """The states at a lead, from those before it."""
         moved = self.function(window.flatten(0, 1))
         check_values(moved, tuple(window.flatten(0, 1).shape), f"states at lead {lead}")
-        check_finite(moved, f"states at lead {lead}", remedy="the step is not stable from there")
+        checks.check_finite(moved, f"states at lead {lead}", remedy="the step is not stable from there")
         return moved.unflatten(0, window.shape[:2])
 
 
@@ -176,7 +168,7 @@ class EnsembleAnalysis(EnsembleForecast):
         Raises:
             ArgumentError: If the lead does not exist.
         """
-        return EmpiricalField(self._analyses[check_integer(lead, "lead", least=0, most=self.steps)], grid=self.grid)
+        return EmpiricalField(self._analyses[checks.check_integer(lead, "lead", least=0, most=self.steps)], grid=self.grid)
 
     def forecast_at(self, lead: int) -> EmpiricalField:
         """The members' states at a lead, given the observations of the leads before it.
@@ -184,7 +176,7 @@ class EnsembleAnalysis(EnsembleForecast):
         Raises:
             ArgumentError: If the lead does not exist.
         """
-        return EmpiricalField(self._forecasts[check_integer(lead, "lead", least=0, most=self.steps)], grid=self.grid)
+        return EmpiricalField(self._forecasts[checks.check_integer(lead, "lead", least=0, most=self.steps)], grid=self.grid)
 
     def _until(self, last: int) -> Iterator[tuple[int, EmpiricalField]]:
         return ((lead, self.at(lead)) for lead in range(1, last + 1))
@@ -220,7 +212,7 @@ def gaspari_cohn(distance: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         >>> [round(one, 6) for one in gaspari_cohn(torch.tensor([0.0, 0.5, 1.0, 2.0])).tolist()]
         [1.0, 0.208333, 0.0, 0.0]
     """
-    z = 2.0 * check_floating(distance, "distance")
+    z = 2.0 * checks.check_floating(distance, "distance")
     near = 1.0 + z.square() * (-5.0 / 3.0 + z * (5.0 / 8.0 + z * (0.5 - 0.25 * z)))
     inverse = torch.where(z > 0, 2.0 / (3.0 * torch.where(z > 0, z, 1.0)), 0.0)
     far = 4.0 + z * (-5.0 + z * (5.0 / 3.0 + z * (5.0 / 8.0 + z * (-0.5 + z / 12.0)))) - inverse
@@ -239,7 +231,7 @@ def taper(grid: Grid, radius: float) -> Float64[Tensor, "p p"]:
         ArgumentError: If the radius is not positive, or too large for a periodic axis.
         GridError: If the grid has more than 8192 points.
     """
-    radius = check_positive(radius, "localisation")
+    radius = checks.check_positive(radius, "localisation")
     shortest = min((axis.length for axis in check_grid(grid).axes if axis.periodic), default=float("inf"))
     if radius > 0.5 * shortest * (1.0 + 1e-12):
         raise ArgumentError(
@@ -248,7 +240,7 @@ def taper(grid: Grid, radius: float) -> Float64[Tensor, "p p"]:
             remedy="choose a shorter distance, or localisation=None for none",
         )
     remedy = "assimilate on a coarser grid, or without localisation and with more members"
-    check_integer(grid.size, "size of a grid to localise on", most=_LARGEST, remedy=remedy, error=GridError)
+    checks.check_integer(grid.size, "size of a grid to localise on", most=_LARGEST, remedy=remedy, error=GridError)
     return _taper(grid, radius)
 
 
@@ -268,9 +260,9 @@ def _taper(grid: Grid, radius: float) -> Tensor:
 class EnsembleKalmanMethod(Settings, ABC):
     """Settings of ensemble Kalman methods; abstract."""
 
-    members: Annotated[int, partial(check_integer, least=2)] = 64
+    members: Annotated[int, partial(checks.check_integer, least=2)] = 64
     _: KW_ONLY
-    inflation: Annotated[float, partial(check_real, least=1.0)] = 1.0
+    inflation: Annotated[float, partial(checks.check_real, least=1.0)] = 1.0
     localisation: Positive | None = None
     draws: Literal["trajectory", "step"] = "trajectory"
     seed: Seed = 0
@@ -311,7 +303,7 @@ class EnsembleKalmanMethod(Settings, ABC):
             DataError: If a part is of a wrong kind, or states are not finite.
             ForecastError: If a predictor's states are not finite.
         """
-        steps = check_integer(steps, "steps")
+        steps = checks.check_integer(steps, "steps")
         settings: dict[str, Any] = {"members": self.members, "initial": initial, "inputs": inputs, "seed": self.seed}
         source: Source = (
             members_of(step, start, draws=self.draws, **settings)

@@ -9,17 +9,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import (
-    assign,
-    check_finite,
-    check_instance,
-    check_integer,
-    check_least,
-    check_sequence,
-    check_shape,
-    check_variances,
-    real_tensor,
-)
+from probneural import checks
 from probneural.distributions import DenseRoot, GaussianField
 from probneural.distributions.base import check_values, noise_variance
 from probneural.distributions.latent import digest
@@ -55,12 +45,12 @@ class Observation:
     def __post_init__(self) -> None:
         """Check the parts."""
         check_functional(self.functional)
-        values = real_tensor(self.values, "values", dtype=torch.float64)
+        values = checks.real_tensor(self.values, "values", dtype=torch.float64)
         remedy = "one number per function, channel and number of the functional"
-        check_shape(values, "values", "n", "c", self.functional.size, remedy=remedy)
-        check_finite(values, "values of the functional")
-        check_variances(self.noise, "noise", positive=True)
-        assign(self, values=values, lead=check_integer(self.lead, "lead", least=0))
+        checks.check_shape(values, "values", "n", "c", self.functional.size, remedy=remedy)
+        checks.check_finite(values, "values of the functional")
+        checks.check_variances(self.noise, "noise", positive=True)
+        checks.assign(self, values=values, lead=checks.check_integer(self.lead, "lead", least=0))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -99,9 +89,9 @@ def numbers_by_lead(
     """
     numbers: dict[int, list[ObservedNumbers]] = {}
     taper = None if taper is None else taper.to(device)
-    for observation in check_sequence(observations, "observations", remedy="give a list of pn.forecasts.Observation"):
+    for observation in checks.check_sequence(observations, "observations", remedy="give a list of pn.forecasts.Observation"):
         remedy = "pn.forecasts.Observation(functional, values, lead=, noise=)"
-        check_instance(observation, Observation, "an observation", remedy=remedy)
+        checks.check_instance(observation, Observation, "an observation", remedy=remedy)
         functional, values = check_functional(observation.functional, grid=grid), observation.values.cpu()
         check_values(values, (*shape, functional.size), "values of an observation")
         rows = functional.adjoint(torch.eye(functional.size, dtype=torch.float64, device="cpu")).flatten(1)
@@ -109,8 +99,8 @@ def numbers_by_lead(
         part = ObservedNumbers(rows=rows.to(device), values=values.to(device), noise=noise.to(device), taper=taper)
         numbers.setdefault(observation.lead, []).append(part)
     remedy = "without any, roll out: predictor.rollout(start, steps=20)"
-    check_least(len(numbers), 1, "observations", remedy=remedy, error=ArgumentError)
-    check_integer(max(numbers), "lead of an observation", least=0, most=steps, remedy="roll out further: steps=")
+    checks.check_least(len(numbers), 1, "observations", remedy=remedy, error=ArgumentError)
+    checks.check_integer(max(numbers), "lead of an observation", least=0, most=steps, remedy="roll out further: steps=")
     return numbers
 
 
@@ -181,8 +171,8 @@ def climatology(states: Field, *, functions: int = 1) -> GaussianField:
         >>> u.mean[0].tolist(), u.variance[2].tolist()
         ([[2.0, 0.0]], [[2.0, 0.0]])
     """
-    functions = check_integer(functions, "functions")
-    check_least(len(check_field(states, "states")), 2, "states", remedy="a covariance takes many")
+    functions = checks.check_integer(functions, "functions")
+    checks.check_least(len(check_field(states, "states")), 2, "states", remedy="a covariance takes many")
     mean = states.values.mean(0)
     columns = ((states.values - mean) / (len(states) - 1.0) ** 0.5).flatten(2).movedim(0, -1)
     root = DenseRoot(columns.expand(functions, -1, -1, -1))

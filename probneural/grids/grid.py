@@ -13,19 +13,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.checks import (
-    check_count,
-    check_finite,
-    check_flag,
-    check_instance,
-    check_integer,
-    check_positive,
-    check_real,
-    check_sequence,
-    check_shape,
-    check_text,
-    real_tensor,
-)
+from probneural import checks
 from probneural.contexts import Undisturbed, outside_of_export, outside_of_transforms, undisturbed
 from probneural.errors import ArgumentError, DataError, DataWarning, GridError, ShapeError, warn
 from probneural.grids.axes import CIRCLE, POLE, SPACING_TOLERANCE, Axis, axis_in_degrees, check_latitudes
@@ -113,13 +101,15 @@ class Grid(Undisturbed):
         count = len(shape) if isinstance(shape, Sequence) else 1
         if not count:
             raise ArgumentError(expected="an axis or more in shape", got=repr(shape), remedy="give e.g. (64, 64)")
-        sizes = per_axis(shape, count, "shape", check_integer)
+        sizes = per_axis(shape, count, "shape", checks.check_integer)
         if math.prod(sizes) >= 2**63:
             raise ArgumentError(expected="fewer than 2^63 points", got=repr(shape), remedy="no tensor holds that many values")
-        spans = per_axis(lengths, count, "lengths", check_positive)
-        rounds = per_axis(periodic, count, "periodic", check_flag)
-        ends = tuple(not flag for flag in rounds) if endpoint is None else per_axis(endpoint, count, "endpoint", check_flag)
-        starts = per_axis(origin, count, "origin", check_real)
+        spans = per_axis(lengths, count, "lengths", checks.check_positive)
+        rounds = per_axis(periodic, count, "periodic", checks.check_flag)
+        ends = (
+            tuple(not flag for flag in rounds) if endpoint is None else per_axis(endpoint, count, "endpoint", checks.check_flag)
+        )
+        starts = per_axis(origin, count, "origin", checks.check_real)
         if any(is_periodic and has_end for is_periodic, has_end in zip(rounds, ends, strict=True)):
             raise ArgumentError(
                 expected="periodic axes without their right end point",
@@ -137,9 +127,9 @@ class Grid(Undisturbed):
             ArgumentError: If a number of an axis is none that `uniform` takes, or the ends of latitudes are no latitudes.
         """
         remedy = "give the axes of a grid: grid.axes"
-        axes = check_sequence(axes, "axes", remedy=remedy)
+        axes = checks.check_sequence(axes, "axes", remedy=remedy)
         for axis in axes:
-            check_instance(axis, Axis, "an axis", remedy=remedy, error=ArgumentError)
+            checks.check_instance(axis, Axis, "an axis", remedy=remedy, error=ArgumentError)
         columns = {name: tuple(getattr(axis, name) for axis in axes) for name in ("periodic", "endpoint", "origin")}
         grid = cls.uniform(tuple(axis.size for axis in axes), lengths=tuple(axis.length for axis in axes), **columns)
         for checked, axis in zip(grid.axes, axes, strict=True):
@@ -190,7 +180,7 @@ class Grid(Undisturbed):
                 got=f"{around.origin:g} to {around.origin + around.length:g}",
                 remedy="drop the repeated last longitude",
             )
-        axes = (along, around) if check_flag(latitude_first, "latitude_first") else (around, along)
+        axes = (along, around) if checks.check_flag(latitude_first, "latitude_first") else (around, along)
         return cls.of_axes(axes).on_sphere(latitude=0 if latitude_first else 1)
 
     def on_sphere(self, *, latitude: int) -> Grid:
@@ -203,7 +193,7 @@ class Grid(Undisturbed):
             GridError: If the grid is scattered, or that axis is periodic, leaves the sphere or has one point.
             ArgumentError: If the axis does not exist.
         """
-        number = check_integer(latitude, "latitude", least=0, most=self.dimension - 1)
+        number = checks.check_integer(latitude, "latitude", least=0, most=self.dimension - 1)
         axis = check_grid(self, uniform=True).axes[number]
         points = axis.coordinates
         step = float(points[1] - points[0]) * (1.0 + SPACING_TOLERANCE) if axis.size > 1 else 0.0
@@ -238,8 +228,8 @@ class Grid(Undisturbed):
             )
             return cls.mesh(where, cells)
         with undisturbed():
-            mass = real_tensor(weights, "weights", dtype=torch.float64, device=torch.device("cpu")).detach().clone()
-        check_shape(mass, "weights", len(where), remedy="one weight per point")
+            mass = checks.real_tensor(weights, "weights", dtype=torch.float64, device=torch.device("cpu")).detach().clone()
+        checks.check_shape(mass, "weights", len(where), remedy="one weight per point")
         if not bool(torch.isfinite(mass).all() and (mass >= 0).all() and mass.sum() > 0):
             raise DataError(
                 expected="finite weights >= 0 that are not all zero", got="others", remedy="use equal weights volume / p"
@@ -268,7 +258,7 @@ class Grid(Undisturbed):
         """
         where = _coordinates(points)
         if not isinstance(cells, Tensor):
-            cells = real_tensor(cells, "cells", dtype=torch.float64)
+            cells = checks.real_tensor(cells, "cells", dtype=torch.float64)
             cells = cells.to(torch.int64) if bool((cells == cells.trunc()).all()) else cells
         checked = check_cells(where, cells)
         return cls(shape=(len(where),), axes=(), _points=where, _weights=lumped_weights(where, checked), _cells=checked)
@@ -288,7 +278,7 @@ class Grid(Undisturbed):
         Raises:
             GridError: If the list is empty, a grid is uniform, or dimensions or kinds of cells differ.
         """
-        listed = check_sequence(grids, "grids", remedy="give a list with one grid per sample")
+        listed = checks.check_sequence(grids, "grids", remedy="give a list with one grid per sample")
         parts = [part for grid in listed for part in check_grid(grid, "grids").singles()]
         kinds = {(part.is_uniform, part.dimension, None if part._cells is None else part._cells.shape[1]) for part in parts}
         if len(kinds) != 1 or next(iter(kinds))[0]:
@@ -408,12 +398,12 @@ class Grid(Undisturbed):
         """
         if self.has_points_per_sample:
             raise GridError(expected="points per sample without a mask", got=repr(self), remedy="leave masked points out")
-        mask = check_instance(observed, Tensor, "observed", remedy="convert with torch.as_tensor(observed)")
+        mask = checks.check_instance(observed, Tensor, "observed", remedy="convert with torch.as_tensor(observed)")
         mask = mask.detach().cpu().clone()
         if mask.dtype != torch.bool:
             raise DataError(expected="truth values as observed", got=str(mask.dtype), remedy="write values.isfinite()")
         remedy = "a point is observed where all channels are: values.isfinite().all(1)"
-        check_shape(mask, "a mask", *["n"] * (mask.ndim > len(self.shape)), *self.shape, remedy=remedy)
+        checks.check_shape(mask, "a mask", *["n"] * (mask.ndim > len(self.shape)), *self.shape, remedy=remedy)
         mask = mask.reshape(-1, self.size) if tuple(mask.shape) != self.shape else mask.flatten()
         empty = ~((self.unmasked.weights > 0) & mask).any(-1)
         if bool(empty.any()):
@@ -483,7 +473,7 @@ class Grid(Undisturbed):
 
     def fill(self, values: Tensor, number: float | int = 0.0) -> Tensor:
         """Replace values `(..., n, c, *shape)` at masked points by a number; without a mask, return the same tensor."""
-        check_instance(values, Tensor, "values", remedy="give a tensor on the grid")
+        checks.check_instance(values, Tensor, "values", remedy="give a tensor on the grid")
         if not isinstance(number, int | float):
             raise ArgumentError(expected="a number", got=repr(number), remedy="give 0.0, or NaN")
         if self._observed is None:
@@ -527,8 +517,8 @@ class Grid(Undisturbed):
             >>> Grid.uniform((5,), periodic=False).mean(torch.linspace(0.0, 1.0, 5)).item()
             0.5
         """
-        check_instance(values, Tensor, "values", remedy="flatten the axes of the grid: values.flatten(2)")
-        check_shape(values, "values", "...", self.size, remedy="write values.flatten(2)")
+        checks.check_instance(values, Tensor, "values", remedy="flatten the axes of the grid: values.flatten(2)")
+        checks.check_shape(values, "values", "...", self.size, remedy="write values.flatten(2)")
         if self.is_batch:
             return (values * self.sample_weights.to(values)).sum(-1)
         return values @ self.mean_weights.to(values)
@@ -585,7 +575,7 @@ class Grid(Undisturbed):
         check_grid(self, uniform=True, remedy="a scattered grid has no resolution to change")
         if isinstance(shape, tuple) and shape == self.shape and all(type(size) is int for size in shape):
             return self  # whose points are known already
-        sizes = per_axis(shape, self.dimension, "shape", check_integer)
+        sizes = per_axis(shape, self.dimension, "shape", checks.check_integer)
         if sizes == self.shape:
             return self
         if self.is_masked:
@@ -608,9 +598,11 @@ class Grid(Undisturbed):
             ArgumentError: If there is not one name per axis.
         """
         check_grid(self, uniform=True, remedy="scattered points have no axes")
-        words = per_axis(names, self.dimension, "names", check_text)
-        units = units if isinstance(units, str) else check_sequence(units, "units", remedy="give one text per axis") or ""
-        kinds = per_axis(units, self.dimension, "units", check_text)
+        words = per_axis(names, self.dimension, "names", checks.check_text)
+        units = (
+            units if isinstance(units, str) else checks.check_sequence(units, "units", remedy="give one text per axis") or ""
+        )
+        kinds = per_axis(units, self.dimension, "units", checks.check_text)
         axes = (replace(axis, name=name, unit=unit) for axis, name, unit in zip(self.axes, words, kinds, strict=True))
         return replace(self, axes=tuple(axes))
 
@@ -676,10 +668,12 @@ def _coordinates(points: Tensor | Sequence[Sequence[float]]) -> Float64[Tensor, 
     """Coordinates as float64 on the CPU, checked."""
     with undisturbed():  # autograd refuses inference tensors, and the grid outlives the mode
         host = torch.device("cpu")
-        where = real_tensor(points, "points", dtype=torch.float64, device=host).detach() + 0.0  # -0.0 would break the hash
+        where = (
+            checks.real_tensor(points, "points", dtype=torch.float64, device=host).detach() + 0.0
+        )  # -0.0 would break the hash
     if where.ndim != 2 or 0 in where.shape:
         raise ShapeError(expected="points of shape (p, d)", got=str(tuple(where.shape)), remedy="one row per point")
-    check_finite(where, "points", remedy="check the array")
+    checks.check_finite(where, "points", remedy="check the array")
     return where
 
 
@@ -714,7 +708,7 @@ def per_axis(value: Any, count: int, name: str, check: Callable[[Any, str], Any]
     """
     entries = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,) * count
     remedy = f"give {count}, e.g. {name}={(entries or (value,))[:1] * count!r}"
-    check_count(len(entries), count, f"entries of {name}", remedy=remedy, error=ArgumentError)
+    checks.check_count(len(entries), count, f"entries of {name}", remedy=remedy, error=ArgumentError)
     return tuple(check(entry, name) for entry in entries)
 
 
@@ -729,7 +723,9 @@ def check_grid(
     Raises:
         GridError: If it is not a Grid, not uniform where required, or not of the required dimension.
     """
-    checked = check_instance(grid, Grid, name, remedy="give a pn.Grid: inputs.grid.resized(128), for example", error=GridError)
+    checked = checks.check_instance(
+        grid, Grid, name, remedy="give a pn.Grid: inputs.grid.resized(128), for example", error=GridError
+    )
     if uniform and not checked.is_uniform:
         raise GridError(expected=f"a uniform grid as {name}", got=repr(grid), remedy=remedy)
     if dimension not in (None, checked.dimension):
@@ -757,7 +753,7 @@ def check_unmasked(grid: Grid, purpose: str) -> Grid:
 
 def check_on_grid(values: Tensor, grid: Grid) -> None:
     """Raise a ShapeError unless the last axes of `values`, a tensor, are the grid's."""
-    check_instance(values, Tensor, "values", remedy="convert with torch.as_tensor(values)")
+    checks.check_instance(values, Tensor, "values", remedy="convert with torch.as_tensor(values)")
     check_grid(grid)
     remedy = "channels come before the grid axes: (n, c, *grid.shape)"
-    check_shape(values, "values", "...", *grid.shape, remedy=remedy)
+    checks.check_shape(values, "values", "...", *grid.shape, remedy=remedy)

@@ -13,17 +13,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
-from probneural.checks import (
-    cast,
-    check_finite,
-    check_least,
-    check_module,
-    check_scale,
-    check_shape,
-    check_shape_among,
-    check_variances,
-    real_tensor,
-)
+from probneural import checks
 from probneural.distributions.predictors.base import Predictor, with_records
 from probneural.errors import ArgumentError, DataError, DataWarning, warn
 from probneural.fields import Field
@@ -154,7 +144,7 @@ class TrainingData:
             total = total.over_processes()
         mean, scale = total.mean.to(self.outputs.device), total.std.to(self.outputs.device)
         scale = torch.where(scale <= torch.finfo(self.outputs.dtype).eps * mean.abs(), 1.0, scale)
-        check_scale(scale, "training outputs", dtype=torch.float64, power=2)
+        checks.check_scale(scale, "training outputs", dtype=torch.float64, power=2)
         return mean, scale
 
 
@@ -187,7 +177,7 @@ def training_data(data: object, operator: nn.Module | None, *, is_shared: bool =
     bins = Bins.of(pairs.outputs.grid) if pairs.outputs.grid.has_points_per_sample and len(pairs) else None
     functions, own = len(pairs), own_rows(len(pairs)) if is_shared else range(len(pairs))
     if is_shared:
-        check_least(functions, world_size(), "training pairs, one for each process", remedy="start fewer processes")
+        checks.check_least(functions, world_size(), "training pairs, one for each process", remedy="start fewer processes")
     if len(own) < functions:
         pairs = pairs.subset(slice(own.start, own.stop))
     pairs = pairs.detached()
@@ -268,7 +258,7 @@ def frozen_copy(operator: nn.Module) -> nn.Module:
     Raises:
         ArgumentError: If it is not a module.
     """
-    copied = copy.deepcopy(check_module(operator, "operator")).eval().requires_grad_(False)
+    copied = copy.deepcopy(checks.check_module(operator, "operator")).eval().requires_grad_(False)
     return copied.float() if {tensor.dtype for tensor in copied.parameters()} & HALF else copied
 
 
@@ -336,7 +326,9 @@ def _warn_of_training(operator: object, old: TrainingRecord | None, new: Trainin
 
 def check_predicted(values: Tensor) -> None:
     """Raise a DataError if an operator's outputs on training inputs are not finite."""
-    check_finite(values, "outputs of the operator", remedy="it has diverged, or its weights are not finite: train it anew")
+    checks.check_finite(
+        values, "outputs of the operator", remedy="it has diverged, or its weights are not finite: train it anew"
+    )
 
 
 def residuals_from(predicted: Float[Tensor, "b c *grid"], outputs: Float[Tensor, "b c *grid"]) -> Float64[Tensor, "b c *grid"]:
@@ -346,7 +338,7 @@ def residuals_from(predicted: Float[Tensor, "b c *grid"], outputs: Float[Tensor,
         DataError: If predictions are not finite.
         ShapeError: If their shape is another one.
     """
-    check_shape(predicted, "outputs of the operator", *outputs.shape, remedy="check its channels")
+    checks.check_shape(predicted, "outputs of the operator", *outputs.shape, remedy="check its channels")
     check_predicted(predicted)
     return outputs.to(torch.float64) - predicted.to(torch.float64)
 
@@ -504,8 +496,8 @@ def given_per_channel(value: float | Tensor | None, channels: int, *, name: str)
     """
     if value is None:
         return None
-    numbers = check_variances(value, name, positive=True).detach().cpu()
-    check_shape_among(numbers, name, (), (1,), (channels,), remedy=f"leave {name}=None to learn it", error=ArgumentError)
+    numbers = checks.check_variances(value, name, positive=True).detach().cpu()
+    checks.check_shape_among(numbers, name, (), (1,), (channels,), remedy=f"leave {name}=None to learn it", error=ArgumentError)
     return numbers.reshape(-1).expand(channels).clone()
 
 
@@ -517,7 +509,7 @@ def given_noise(value: float | Tensor | None, channels: int, *, dtype: torch.dty
     """
     numbers = given_per_channel(value, channels, name="noise")
     if numbers is not None:
-        cast(numbers, dtype, "noise variances", error=ArgumentError)
+        checks.cast(numbers, dtype, "noise variances", error=ArgumentError)
     return numbers
 
 
@@ -528,8 +520,8 @@ def given_precision(value: object, shapes: Sequence[tuple[int, ...]], *, remedy:
         ArgumentError: If they are not positive numbers.
         ShapeError: If they have another shape.
     """
-    numbers = real_tensor(value, "prior_precision", dtype=torch.float64, error=ArgumentError).detach().cpu()
-    check_shape_among(numbers, "prior_precision", (), *shapes, remedy=remedy)
+    numbers = checks.real_tensor(value, "prior_precision", dtype=torch.float64, error=ArgumentError).detach().cpu()
+    checks.check_shape_among(numbers, "prior_precision", (), *shapes, remedy=remedy)
     if not bool((numbers > 0).all()):
         raise ArgumentError(expected="prior_precision > 0", got=str(float(numbers.min())), remedy="a flat prior is improper")
     return numbers.clone()

@@ -18,20 +18,9 @@ from torch.distributions import (
     TransformedDistribution,
 )
 
+from probneural import checks
 from probneural.calibration.calibrate import CalibratedPredictor
 from probneural.calibration.novelty.detector import NoveltyDetector
-from probneural.checks import (
-    check_callable,
-    check_choice,
-    check_count,
-    check_finite,
-    check_instance,
-    check_integer,
-    check_shape,
-    check_shape_among,
-    check_variances,
-    real_tensor,
-)
 from probneural.contexts import Undisturbed
 from probneural.distributions import FieldDistribution, GaussianField, MixtureField, Predictor
 from probneural.distributions.mixture import choose, gaussian_of, uniform_numbers
@@ -241,12 +230,14 @@ class InverseModel(Undisturbed):
         operator_draws: int = 16,
         novelty: NoveltyDetector | None = None,
     ) -> None:
-        self.predictor = check_callable(predictor, "predictor", remedy="fit a head; or give problem.solve")
+        self.predictor = checks.check_callable(predictor, "predictor", remedy="fit a head; or give problem.solve")
         self.prior = Prior(prior)
-        self.encode = check_callable(encode, "encode", remedy="give a function of parameters (n, d) that returns a Field")
+        self.encode = checks.check_callable(
+            encode, "encode", remedy="give a function of parameters (n, d) that returns a Field"
+        )
         self.functional = check_functional(functional)
-        self.likelihood = check_choice(likelihood, LIKELIHOODS, "likelihood")
-        self.operator_draws = check_integer(operator_draws, "operator_draws")
+        self.likelihood = checks.check_choice(likelihood, LIKELIHOODS, "likelihood")
+        self.operator_draws = checks.check_integer(operator_draws, "operator_draws")
         if not isinstance(predictor, Predictor) and likelihood != "mean":
             raise ArgumentError(
                 expected='likelihood="mean" with a function, which has no uncertainty',
@@ -256,7 +247,7 @@ class InverseModel(Undisturbed):
         if isinstance(predictor, CalibratedPredictor) and novelty is None:
             novelty = None if predictor.measure is None else predictor.novelty
         if novelty is not None:
-            check_instance(novelty, NoveltyDetector, "novelty", remedy="give Novelty().fit(predictor, held_out)")
+            checks.check_instance(novelty, NoveltyDetector, "novelty", remedy="give Novelty().fit(predictor, held_out)")
         self.novelty = novelty
         self.data, self.noise = self._checked_data(data, noise)
         self.evaluations = 0
@@ -318,7 +309,7 @@ class InverseModel(Undisturbed):
         fields = self.inputs_of(flat)
         self.evaluations += len(flat)
         if not isinstance(self.predictor, Predictor):
-            outputs = check_instance(self.predictor(fields), Field, "the solver's result", remedy="return a Field")
+            outputs = checks.check_instance(self.predictor(fields), Field, "the solver's result", remedy="return a Field")
             return GaussianNumbers.exact(self.functional(outputs.values.to(torch.float64)))
         predicted = self.predictor(fields, self.functional.grid)
         if self.likelihood == "joint":
@@ -330,9 +321,11 @@ class InverseModel(Undisturbed):
 
     def inputs_of(self, theta: Float64[Tensor, "n d"]) -> Field:
         """The input fields of parameters, checked."""
-        fields = check_instance(self.encode(theta), Field, "the result of encode", remedy="return a Field of n input functions")
+        fields = checks.check_instance(
+            self.encode(theta), Field, "the result of encode", remedy="return a Field of n input functions"
+        )
         remedy = "map parameters (n, d) to a Field of n functions"
-        check_count(len(fields), len(theta), "fields from encode, one per row of parameters", remedy=remedy)
+        checks.check_count(len(fields), len(theta), "fields from encode, one per row of parameters", remedy=remedy)
         return fields
 
     def chunks(self, theta: Float64[Tensor, "t n d"]) -> tuple[Tensor, ...]:
@@ -340,22 +333,22 @@ class InverseModel(Undisturbed):
         return theta.split(max(1, _CHUNK_VALUES // (self.functional.grid.size * len(theta))), dim=1)
 
     def _checked_parameters(self, theta: Float[Tensor, "*n d"]) -> Float64[Tensor, "*n d"]:
-        rows = real_tensor(theta, "theta", dtype=torch.float64)
-        check_shape(rows, "parameters", "...", self.size, remedy="the prior's size is d")
-        check_finite(rows, "theta", remedy="check the parameters")
+        rows = checks.real_tensor(theta, "theta", dtype=torch.float64)
+        checks.check_shape(rows, "parameters", "...", self.size, remedy="the prior's size is d")
+        checks.check_finite(rows, "theta", remedy="check the parameters")
         return rows
 
     def _checked_data(self, data: object, noise: object) -> tuple[Float64[Tensor, " q"], Float64[Tensor, " q"]]:
         """Data and noise variances as vectors, channel by channel."""
-        values = torch.atleast_1d(real_tensor(data, "data", dtype=torch.float64))
+        values = torch.atleast_1d(checks.real_tensor(data, "data", dtype=torch.float64))
         channels = (
             self.predictor.out_channels if isinstance(self.predictor, Predictor) else values.numel() // self.functional.size
         )
         shape = (max(1, channels), self.functional.size)
         remedy = "channels, then the functional's numbers: observe at least one, and give the functional of the observed ones"
-        check_shape_among(values, "data", shape, (1, *shape), shape[channels == 1 :], remedy=remedy)
-        check_finite(values, "data", remedy="leave missing observations out of data and functional")
-        variance = check_variances(noise, "noise", positive=True)
+        checks.check_shape_among(values, "data", shape, (1, *shape), shape[channels == 1 :], remedy=remedy)
+        checks.check_finite(values, "data", remedy="leave missing observations out of data and functional")
+        variance = checks.check_variances(noise, "noise", positive=True)
         try:
             spread = variance.reshape(shape) if variance.numel() == math.prod(shape) else variance.expand(shape)
         except RuntimeError as error:

@@ -13,16 +13,7 @@ from jaxtyping import Float64
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from probneural.checks import (
-    check_callable,
-    check_choice,
-    check_finite,
-    check_flag,
-    check_instance,
-    check_integer,
-    check_path,
-    check_real,
-)
+from probneural import checks
 from probneural.contexts import undisturbed
 from probneural.distributions.latent import digest
 from probneural.errors import ArgumentError, ConvergenceWarning, DataWarning, FileError, warn
@@ -114,7 +105,7 @@ class InverseProblem(InverseModel):
         Raises:
             DataError: See `map`.
         """
-        start, draws = self._started(), check_integer(draws, "draws")
+        start, draws = self._started(), checks.check_integer(draws, "draws")
         approximation = self._approximated(seed=seed)
         shape = (self.targets, math.ceil(draws / self.targets), self.size)
         white = torch.randn(shape, dtype=torch.float64, generator=stream(check_seed(seed), "laplace draws"))
@@ -158,12 +149,12 @@ class InverseProblem(InverseModel):
             DataError: See `map`; predictions or solutions that are not finite.
             FileError: If the file holds chains of another problem or of other arguments.
         """
-        check_choice(method, _METHODS, "method")
-        draws, warm_up, seed = check_integer(draws, "draws"), check_integer(warm_up, "warm_up"), check_seed(seed)
-        chains = check_integer(chains if chains is not None else 2 if self.targets > 1 else 4, "chains")
-        silent, start = not check_flag(show_progress, "show_progress"), self._started()
+        checks.check_choice(method, _METHODS, "method")
+        draws, warm_up, seed = checks.check_integer(draws, "draws"), checks.check_integer(warm_up, "warm_up"), check_seed(seed)
+        chains = checks.check_integer(chains if chains is not None else 2 if self.targets > 1 else 4, "chains")
+        silent, start = not checks.check_flag(show_progress, "show_progress"), self._started()
         if exact is not None:
-            check_callable(exact, "exact", remedy="give a function of input fields, as problem.solve")
+            checks.check_callable(exact, "exact", remedy="give a function of input fields, as problem.solve")
             if method != "pcn" or self.targets > 1:
                 raise ArgumentError(
                     expected='exact= with "pcn" and the likelihood "mean" or "joint"',
@@ -215,7 +206,7 @@ class InverseProblem(InverseModel):
             seed: Names the ensemble.
         """
         start = self._started()
-        z = kalman_inverted(self, members=check_integer(members, "members", least=2), seed=check_seed(seed))
+        z = kalman_inverted(self, members=checks.check_integer(members, "members", least=2), seed=check_seed(seed))
         return self._posterior("kalman", z[:, None], start, seed=seed)
 
     def _started(self) -> tuple[float, int]:
@@ -224,8 +215,8 @@ class InverseProblem(InverseModel):
 
     def _approximated(self, *, iterations: int = 100, tolerance: float = 1e-2, seed: int) -> GaussianApproximation:
         """The Gauss-Newton approximation; warns of data that the model does not explain, and of missing convergence."""
-        iterations = check_integer(iterations, "iterations")
-        tolerance = check_real(tolerance, "tolerance", above=0.0, below=1.0)
+        iterations = checks.check_integer(iterations, "iterations")
+        tolerance = checks.check_real(tolerance, "tolerance", above=0.0, below=1.0)
         shape = (self.targets, _STARTS, self.size)
         starts = torch.randn(shape, dtype=torch.float64, generator=stream(check_seed(seed), "inversion starts"))
         starts[:, 0] = 0.0
@@ -247,7 +238,7 @@ class InverseProblem(InverseModel):
         """The result of a solver, from draws in standard normal coordinates."""
         with torch.no_grad():
             chains = self.prior.from_normal(z)
-        check_finite(chains, "posterior draws", remedy="check the predictor and the prior")
+        checks.check_finite(chains, "posterior draws", remedy="check the predictor and the prior")
         spent: dict[str, Any] = {"seconds": time.perf_counter() - start[0], "evaluations": self.evaluations - start[1]}
         return tested(InversePosterior(problem=self, method=method, chains=chains, **spent, **details))
 
@@ -255,7 +246,7 @@ class InverseProblem(InverseModel):
     def _exact_log_likelihood(self, solver: Solver, z: Float64[Tensor, "t n d"]) -> Float64[Tensor, "t n"]:
         """Log likelihood under an exact solver, up to a constant; -inf where it returns values that are not finite."""
         inputs = self.inputs_of(self.prior.from_normal(z.flatten(0, 1)))
-        outputs = check_instance(solver(inputs), Field, "the solver's result", remedy="return a Field")
+        outputs = checks.check_instance(solver(inputs), Field, "the solver's result", remedy="return a Field")
         numbers = self.functional(outputs.values.to(torch.float64)).flatten(1)
         squares = ((self.data - numbers).square() / self.noise).sum(-1)
         return torch.where(squares.isfinite(), -0.5 * squares, -math.inf).view(z.shape[:2])
@@ -271,7 +262,7 @@ class InverseProblem(InverseModel):
 
 def _read(path: str | os.PathLike[str] | None, key: dict[str, Any]) -> tuple[State, list[Tensor]] | None:
     """State and blocks of draws of a chain file; None without one."""
-    if path is None or not os.path.exists(check_path(path, "path")):
+    if path is None or not os.path.exists(checks.check_path(path, "path")):
         return None
     tensors, metadata = files.read(path)
     if metadata.get("chains of") != key:

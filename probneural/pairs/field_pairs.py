@@ -14,21 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from probneural import checks
 from probneural.arrays import reading
 from probneural.arrays.layouts import layouts_of
 from probneural.arrays.plausibility import check_plausible, jumping_axes, rows_to_check, warn_of_fill_values
-from probneural.checks import (
-    assign,
-    check_count,
-    check_finite,
-    check_flag,
-    check_least,
-    check_sequence,
-    check_shape,
-    described,
-    optional,
-    real_tensor,
-)
 from probneural.contexts import is_transformed
 from probneural.errors import ArgumentError, DataError, DataWarning, ShapeError, warn
 from probneural.fields import MISSING, Field, check_field, check_parts
@@ -126,11 +115,13 @@ class Paired:
 
     def __post_init__(self) -> None:
         """Check the number of samples, groups and the clock, and name the trajectory of a clock without one."""
-        check_count(len(self.outputs), len(self.inputs), "output fields, as many as inputs", remedy="pair them one to one")
+        checks.check_count(
+            len(self.outputs), len(self.inputs), "output fields, as many as inputs", remedy="pair them one to one"
+        )
         if self.groups is not None:
             check_groups(self.groups, len(self.inputs))
         if self.clock is not None and check_clock(self.clock, len(self.inputs)).trajectories is None:
-            assign(self, clock=named_clock(self.clock, self.fingerprint))
+            checks.assign(self, clock=named_clock(self.clock, self.fingerprint))
 
     def __len__(self) -> int:
         """Number of pairs n."""
@@ -339,12 +330,12 @@ class FieldPairs(Paired):
         """
         if cells is not None and weights is not None:
             raise ArgumentError(expected="cells or weights", got="both", remedy="cells determine the weights")
-        count = len(check_sequence(points, "points", remedy=_ONE_PER_SAMPLE))
+        count = len(checks.check_sequence(points, "points", remedy=_ONE_PER_SAMPLE))
         for name, entries in (("inputs", inputs), ("outputs", outputs), ("cells", cells), ("weights", weights)):
             if entries is None and name in ("cells", "weights"):
                 continue
-            length = len(check_sequence(entries, name, remedy=_ONE_PER_SAMPLE))
-            check_count(length, count, f"entries of {name}, one per sample", remedy=_ONE_PER_SAMPLE)
+            length = len(checks.check_sequence(entries, name, remedy=_ONE_PER_SAMPLE))
+            checks.check_count(length, count, f"entries of {name}, one per sample", remedy=_ONE_PER_SAMPLE)
         if cells is not None:
             grids = [Grid.mesh(*sample) for sample in zip(points, cells, strict=True)]
         else:
@@ -400,7 +391,7 @@ class FieldPairs(Paired):
             outputs, "outputs", layout=layouts_of(axes)[1], grid=where, option="grid", dtype=kind, periodic=periodic
         )
         table = reading.to_tensor(parameters, "parameters", dtype=kind)
-        check_flag(as_points, "as_points")
+        checks.check_flag(as_points, "as_points")
         if table.ndim not in (1, 2) or not table.numel():
             raise ShapeError(
                 expected="parameters of shape (n, k) or (n,)", got=str(tuple(table.shape)), remedy="give one sample per row"
@@ -489,7 +480,7 @@ class FieldPairs(Paired):
         Raises:
             GridError: If a grid is scattered.
         """
-        optional("xarray", "to_xarray", extra="xarray")
+        checks.optional("xarray", "to_xarray", extra="xarray")
         import xarray
 
         space = [f"x{number}" for number in range(len(self.inputs.grid.shape))]
@@ -596,10 +587,10 @@ def check_dataset(data: object, name: str = "training", *, least: int = 1, may_b
         )
     if not _is_dataset(data):
         raise DataError(
-            expected=f"a Dataset as {name} data", got=described(data), remedy="pair them: pn.FieldPairs(inputs, outputs)"
+            expected=f"a Dataset as {name} data", got=checks.described(data), remedy="pair them: pn.FieldPairs(inputs, outputs)"
         )
     checked = cast(Dataset, data)
-    check_least(len(checked), least, f"{name} pairs", remedy="give more data")
+    checks.check_least(len(checked), least, f"{name} pairs", remedy="give more data")
     if not (checked.outputs.channels or may_be_unlabelled):
         raise DataError(
             expected=f"{name} pairs with outputs",
@@ -607,8 +598,8 @@ def check_dataset(data: object, name: str = "training", *, least: int = 1, may_b
             remedy="only pn.fit takes them, with the loss of a residual: pn.physics.Residual(equation).loss()",
         )
     if isinstance(checked, FieldPairs):
-        check_finite(checked.inputs.values, f"{name} inputs", remedy=MISSING)
-        check_finite(checked.outputs.values, f"{name} outputs", remedy=MISSING)
+        checks.check_finite(checked.inputs.values, f"{name} inputs", remedy=MISSING)
+        checks.check_finite(checked.outputs.values, f"{name} outputs", remedy=MISSING)
         warn_of_fill_values({f"{name} inputs": checked.inputs.values, f"{name} outputs": checked.outputs.values})
     return checked
 
@@ -658,11 +649,11 @@ _ONE_PER_SAMPLE = "give a list with one entry per sample"
 
 def _padded_values(values: Sequence[Tensor], grids: Sequence[Grid], name: str) -> Float[Tensor, "n c p"]:
     """Values `(c, p_i)` of samples with different points, padded to the largest number."""
-    tensors = [real_tensor(sample, f"{name} of sample {number}") for number, sample in enumerate(values)]
+    tensors = [checks.real_tensor(sample, f"{name} of sample {number}") for number, sample in enumerate(values)]
     for number, (sample, grid) in enumerate(zip(tensors, grids, strict=True)):
         remedy = "one value per channel and point of its mesh"
-        check_shape(sample, f"{name} of sample {number}", len(tensors[0]), grid.size, remedy=remedy)
-        check_finite(sample, f"{name} of sample {number}")
+        checks.check_shape(sample, f"{name} of sample {number}", len(tensors[0]), grid.size, remedy=remedy)
+        checks.check_finite(sample, f"{name} of sample {number}")
     return torch.nn.utils.rnn.pad_sequence([sample.mT for sample in tensors], batch_first=True).mT.contiguous()
 
 

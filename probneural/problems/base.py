@@ -14,15 +14,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.checks import (
-    check_count,
-    check_device,
-    check_finite,
-    check_floating,
-    check_instance,
-    check_integer,
-    check_shape,
-)
+from probneural import checks
 from probneural.contexts import Undisturbed, jvp
 from probneural.errors import ArgumentError, DataError, GridError, ResolutionError, ShapeError
 from probneural.fields import Field, check_field
@@ -37,7 +29,7 @@ from probneural.trajectories import FieldTrajectories, check_times
 _CHUNK_ELEMENTS = 2**22
 """Number of grid values per chunk of solves in sampling (32 MiB in float64)."""
 
-Dimension = Annotated[int, partial(check_integer, most=3)]
+Dimension = Annotated[int, partial(checks.check_integer, most=3)]
 """Number of axes of space."""
 _CUBE_SLACK = 1e-9
 """Tolerated distance of a design from the closed unit cube: rounding of optimisers."""
@@ -146,8 +138,10 @@ class Problem(Settings, Undisturbed, ABC):
         """
         dimension = self.dimension
         if isinstance(resolution, Sequence):
-            check_count(len(resolution), dimension, "numbers as resolution, one per axis", remedy="give one number per axis")
-        sizes = per_axis(resolution, dimension, "resolution", partial(check_integer, least=-math.inf))
+            checks.check_count(
+                len(resolution), dimension, "numbers as resolution, one per axis", remedy="give one number per axis"
+            )
+        sizes = per_axis(resolution, dimension, "resolution", partial(checks.check_integer, least=-math.inf))
         self._check_resolution(sizes)
         return self._uniform(sizes)
 
@@ -229,7 +223,7 @@ class Problem(Settings, Undisturbed, ABC):
         """
         size = self.input_distribution.size
         remedy = "pass draws of input_distribution; encode takes points of the unit cube"
-        check_shape(check_floating(coefficients, "coefficients"), "coefficients", "...", size, remedy=remedy)
+        checks.check_shape(checks.check_floating(coefficients, "coefficients"), "coefficients", "...", size, remedy=remedy)
         self._check_grid(grid)
         self._check_resolution(grid.shape)
         return Field(self._inputs(coefficients.reshape(-1, size), grid), grid)
@@ -240,7 +234,7 @@ class Problem(Settings, Undisturbed, ABC):
         """The grid and chunks of the coefficients of random inputs."""
         check_sample_dtype(dtype)
         grid = self.grid(resolution)
-        coefficients = self.input_distribution.draw(n, seed).to(check_device(device, is_double=True))
+        coefficients = self.input_distribution.draw(n, seed).to(checks.check_device(device, is_double=True))
         return grid, self._chunks(coefficients, grid)
 
     def solve(self, inputs: Field) -> Field:
@@ -282,7 +276,7 @@ class Problem(Settings, Undisturbed, ABC):
         self._check_field(inputs, "inputs")
         self._check_field(direction, "direction")
         check_same_grid(direction.grid, inputs.grid, "a direction, as the inputs are,", remedy="resample it")
-        check_count(len(direction), len(inputs), "directions, one per input", remedy="pair them one to one")
+        checks.check_count(len(direction), len(inputs), "directions, one per input", remedy="pair them one to one")
         moved = self._differentiate(inputs.values.double(), direction.values.double(), inputs.grid)
         return Field(moved.to(inputs.dtype), inputs.grid)
 
@@ -313,9 +307,9 @@ class Problem(Settings, Undisturbed, ABC):
             >>> problem.encode(torch.full((4, 3, 2), 0.5), grid=problem.grid(64)).values.abs().max().item()
             0.0
         """
-        check_floating(design, "design")
+        checks.check_floating(design, "design")
         remedy = "design_dim of the problem is the last axis"
-        check_shape(design, "a design", "...", self.design_dim, remedy=remedy)
+        checks.check_shape(design, "a design", "...", self.design_dim, remedy=remedy)
         where = design.detach()
         outside = ~((where >= -_CUBE_SLACK) & (where <= 1.0 + _CUBE_SLACK))  # so written, NaN is outside too
         if bool(outside.any()):
@@ -377,10 +371,10 @@ class Problem(Settings, Undisturbed, ABC):
     def _check_field(self, field: Field, name: str) -> None:
         check_field(field, name)
         self._check_grid(field.grid)
-        check_count(field.channels, self.in_channels, f"channels of {name}", remedy="axis 1 is channels")
+        checks.check_count(field.channels, self.in_channels, f"channels of {name}", remedy="axis 1 is channels")
         if not len(field):
             raise ShapeError(expected=f"at least one field as {name}", got="none", remedy="skip empty batches")
-        check_finite(field.values, name)
+        checks.check_finite(field.values, name)
 
 
 def shifted_fields(distribution: GaussianRandomField, *, amplitude: float) -> dict[str, GaussianRandomField]:
@@ -444,7 +438,7 @@ class Evolution(Problem):
             True
         """
         check_sample_dtype(dtype)
-        n, when, grid = check_integer(n, "n"), check_times(times), self.grid(resolution)
+        n, when, grid = checks.check_integer(n, "n"), check_times(times), self.grid(resolution)
         coefficients = self.input_distribution.draw(n, seed)
         starts = torch.empty(n, self.in_channels, *grid.shape, dtype=dtype)
         values = torch.empty(n, len(when), self.out_channels, *grid.shape, dtype=dtype)
@@ -497,7 +491,7 @@ class GaussianInputProblem(Problem):
         """Validate the arguments."""
         super().__post_init__()
         check_random_field(self._field, "random_field", like=self._default_field)
-        check_integer(self.design_dim, "design_dim", most=self.input_distribution.size)
+        checks.check_integer(self.design_dim, "design_dim", most=self.input_distribution.size)
 
     @property
     def input_distribution(self) -> InputDistribution:
@@ -521,7 +515,7 @@ class GaussianInputProblem(Problem):
 def check_random_field(field: object, name: str, *, like: GaussianRandomField) -> None:
     """Raise an ArgumentError unless `field` is a Gaussian random field with the dimension and the boundary of another."""
     remedy = f"for instance {like!r}"
-    prior = check_instance(field, GaussianRandomField, name, remedy=remedy, error=ArgumentError)
+    prior = checks.check_instance(field, GaussianRandomField, name, remedy=remedy, error=ArgumentError)
     if (prior.dimension, prior.boundary) != (like.dimension, like.boundary):
         raise ArgumentError(
             expected=f"a {name} of dimension {like.dimension} with boundary {like.boundary!r}", got=repr(prior), remedy=remedy

@@ -10,18 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import torch
 from torch import nn
 
-from probneural.checks import (
-    assign,
-    check_callable,
-    check_choice,
-    check_device,
-    check_flag,
-    check_instance,
-    check_path,
-    check_real,
-    check_sequence,
-    described,
-)
+from probneural import checks
 from probneural.errors import ArgumentError
 from probneural.fingerprints import identity_of
 from probneural.pairs import Dataset, check_dataset
@@ -120,9 +109,11 @@ class Optimization(Settings):
         for name, words in (("optimizer", OPTIMIZERS), ("schedule", ("cosine",))):
             value = getattr(self, name)
             if isinstance(value, str):
-                check_choice(value, words, name, remedy="choose one of them, or give a callable that makes yours")
+                checks.check_choice(value, words, name, remedy="choose one of them, or give a callable that makes yours")
             elif value is not None or name == "optimizer":
-                check_callable(value, name, remedy=f"choose among {', '.join(words)}, or give a function that makes yours")
+                checks.check_callable(
+                    value, name, remedy=f"choose among {', '.join(words)}, or give a function that makes yours"
+                )
         if self.full_precision_tail > 0 and self.precision is None:
             raise ArgumentError(
                 expected="full_precision_tail with a lower precision",
@@ -182,7 +173,7 @@ class Checkpoint(Settings):
     def __post_init__(self) -> None:
         """Check the path and the intervals."""
         super().__post_init__()
-        assign(self, path=check_path(self.path, "checkpoint"))
+        checks.assign(self, path=checks.check_path(self.path, "checkpoint"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +205,7 @@ class DataOptions(Settings):
 
 
 def _check_validation(value: Any, name: str) -> float | Dataset:
-    return check_dataset(value, name) if hasattr(value, "subset") else check_real(value, name, least=0.0, below=1.0)
+    return check_dataset(value, name) if hasattr(value, "subset") else checks.check_real(value, name, least=0.0, below=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,16 +238,16 @@ class RunOptions:
     def __post_init__(self) -> None:
         """Check the checkpoint and the callbacks."""
         remedy = "derive from pn.training.Callback, or wrap a function: [EachEpoch(lambda progress: ...)]"
-        callbacks = check_sequence(self.callbacks, "callbacks", remedy=remedy)
+        callbacks = checks.check_sequence(self.callbacks, "callbacks", remedy=remedy)
         for callback in callbacks:
             if isinstance(callback, type):
-                raise ArgumentError(expected="a Callback among callbacks", got=described(callback), remedy="build it")
-            check_instance(callback, Callback, "each of callbacks", remedy=remedy, error=ArgumentError)
+                raise ArgumentError(expected="a Callback among callbacks", got=checks.described(callback), remedy="build it")
+            checks.check_instance(callback, Callback, "each of callbacks", remedy=remedy, error=ArgumentError)
         if self.device is not None:
-            check_device(self.device)
-        assign(self, compile=check_flag(self.compile, "compile"))
+            checks.check_device(self.device)
+        checks.assign(self, compile=checks.check_flag(self.compile, "compile"))
         is_path = self.checkpoint is not None and not isinstance(self.checkpoint, Checkpoint)
-        assign(self, callbacks=callbacks, checkpoint=Checkpoint(self.checkpoint) if is_path else self.checkpoint)  # type: ignore[arg-type]
+        checks.assign(self, callbacks=callbacks, checkpoint=Checkpoint(self.checkpoint) if is_path else self.checkpoint)  # type: ignore[arg-type]
 
 
 def resolve_device(device: str | torch.device | None, operator: nn.Module) -> torch.device:
@@ -267,7 +258,7 @@ def resolve_device(device: str | torch.device | None, operator: nn.Module) -> to
     """
     if device is None:
         return next((parameter.device for parameter in operator.parameters()), torch.device("cpu"))
-    chosen = check_device(device)
+    chosen = checks.check_device(device)
     if chosen.type == "meta":
         raise ArgumentError(expected="a device that holds values", got=repr(device), remedy='give e.g. "cpu" or "auto"')
     return chosen

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
+from probneural import checks
 from probneural.calibration.predictions import (
     CHUNK_VALUES,
     PredictedMoments,
@@ -25,18 +26,6 @@ from probneural.calibration.predictions import (
     warn_of_training_pairs,
 )
 from probneural.calibration.variance.by_lead import untrained_steps, used_before
-from probneural.checks import (
-    check_callable,
-    check_choice,
-    check_finite,
-    check_flag,
-    check_instance,
-    check_integer,
-    check_least,
-    check_real,
-    check_shape,
-    check_variances,
-)
 from probneural.contexts import Undisturbed, undisturbed
 from probneural.distributions.base import FieldDistribution, check_values
 from probneural.distributions.forecasts.trajectory import Forecast
@@ -181,7 +170,7 @@ class BandField(Undisturbed):
                 expected=f"samples on the band's grid {self.grid!r}", got=repr(truth.grid), remedy="pass query=truth.grid"
             )
         check_values(truth.values, tuple(self.mean.shape), "truth")
-        check_finite(truth.values, "true values")
+        checks.check_finite(truth.values, "true values")
         distance = (truth.values.detach().to(self.mean) - self.mean).abs()
         return truth.grid.fill(distance) <= self.half_width
 
@@ -276,16 +265,16 @@ def conformal_scores(
         Ma, Pitt, Azizzadenesheli and Anandkumar (2024), Calibrated uncertainty quantification for operator learning via
         conformal prediction (quantiles over the domain).
     """
-    check_choice(modulation, get_args(Modulation), "modulation")
-    check_real(floor, "floor", least=0.0, most=1.0)
-    fraction = check_real(fraction, "fraction", above=0.0, most=1.0)
+    checks.check_choice(modulation, get_args(Modulation), "modulation")
+    checks.check_real(floor, "floor", least=0.0, most=1.0)
+    fraction = checks.check_real(fraction, "fraction", above=0.0, most=1.0)
     values, scales = [], []
     for u, truth, grid in distributions(predictor, pairs):
         predicted = moments(u, predictor.noise)
         scale = local_scale(predicted, predictor, modulation=modulation, floor=floor)
         values.append(domain_quantile(grid.fill(ratios(truth - predicted.mean, scale)), grid, fraction=fraction))
         scales.append(domain_average(scale, grid))
-    check_least(len(values), 1, "pairs", remedy="hold out some fields", error=CalibrationError)
+    checks.check_least(len(values), 1, "pairs", remedy="hold out some fields", error=CalibrationError)
     groups = None if getattr(pairs, "groups", None) is None else group_numbers(pairs)
     return ConformalScores(torch.cat(values), torch.cat(scales), groups=groups)
 
@@ -311,7 +300,7 @@ def conformal_quantile(scores: Float64[Tensor, " n"], level: float, *, groups: I
         >>> conformal_quantile(scores[:10], 0.8, groups=torch.tensor([0, 1, 2, 3, 3, 3, 3, 3, 3, 3]))
         10.0
     """
-    level = check_real(level, "level", above=0.0, below=1.0)
+    level = checks.check_real(level, "level", above=0.0, below=1.0)
     count = len(scores) if groups is None else number_of(groups := groups.unique(return_inverse=True)[1])
     rank = math.ceil((count + 1) * level - 1e-9)  # ⌈(n + 1) level⌉: 25 * 0.56 lands just above an integer
     things = "calibration fields" if groups is None else "groups of calibration fields"
@@ -459,7 +448,7 @@ class PointwiseBand(_SplitConformal):
         quadrature on the grid of the outputs in place of a bound for points drawn at random.
     """
 
-    level: Annotated[float, partial(check_real, above=0.0, most=1.0)] = 0.9
+    level: Annotated[float, partial(checks.check_real, above=0.0, most=1.0)] = 0.9
     _: KW_ONLY
     delta: Level = 0.05
     modulation: Modulation = "std"
@@ -582,7 +571,7 @@ class ResidualBand(Settings):
         0.9
     """
 
-    residual: Annotated[Residual, partial(check_callable, remedy="give a function of prediction, inputs and grid")]
+    residual: Annotated[Residual, partial(checks.check_callable, remedy="give a function of prediction, inputs and grid")]
     level: Level = 0.9
 
     @undisturbed()
@@ -603,8 +592,10 @@ class ResidualBand(Settings):
             DataError: If a value is not finite.
             ShapeError: If the residual is not defined at each point of each sample, or channels are not the predictor's.
         """
-        check_instance(predictor, Predictor, "predictor", remedy="fit a head first: pn.heads.LastLayerLaplace().fit(...)")
-        is_allowed = check_flag(allow_training_data, "allow_training_data")
+        checks.check_instance(
+            predictor, Predictor, "predictor", remedy="fit a head first: pn.heads.LastLayerLaplace().fit(...)"
+        )
+        is_allowed = checks.check_flag(allow_training_data, "allow_training_data")
         check_untrained_inputs(check_field(inputs, "inputs"), predictor.trained_on, allow_training_data=is_allowed)
         bound = ResidualBound(predictor, quantile=torch.inf, method=self)
         return ResidualBound(predictor, quantile=conformal_quantile(bound.scores(inputs, query), self.level), method=self)
@@ -653,7 +644,7 @@ class ResidualBound:
             ShapeError: If the residual is not defined at each point of each sample.
         """
         parts = [part.abs().flatten(1).amax(-1) for part in self._parts(inputs, query)]
-        check_least(len(parts), 1, "input functions", remedy="hold out some", error=CalibrationError)
+        checks.check_least(len(parts), 1, "input functions", remedy="hold out some", error=CalibrationError)
         return torch.cat(parts)
 
     def holds(self, inputs: Field, query: Grid | None = None) -> Bool[Tensor, " n"]:
@@ -675,8 +666,8 @@ class ResidualBound:
             predicted = self.predictor(part, query).mean.to(torch.float64)
             residuals = self.method.residual(predicted, Field(part.values.to(predicted), part.grid), grid)
             remedy = "return its values on the predictions' grid"
-            check_shape(residuals, "a residual", len(part), "k", *grid.shape, remedy=remedy)
-            check_finite(residuals, "residuals", remedy="return 0 where the residual is not defined")
+            checks.check_shape(residuals, "a residual", len(part), "k", *grid.shape, remedy=remedy)
+            checks.check_finite(residuals, "residuals", remedy="return 0 where the residual is not defined")
             yield residuals.to(torch.float64)
 
     def __repr__(self) -> str:
@@ -721,7 +712,7 @@ class HorizonBand(Settings):
 
     level: Level = 0.9
     _: KW_ONLY
-    noise: Annotated[float | Float[Tensor, " c"], check_variances] = 0.0
+    noise: Annotated[float | Float[Tensor, " c"], checks.check_variances] = 0.0
     floor: Fraction = FLOOR
 
     @undisturbed()
@@ -837,7 +828,7 @@ class BandTrajectory:
         Raises:
             ArgumentError: If the lead is out of range.
         """
-        lead = check_integer(lead, "lead", most=self.steps)
+        lead = checks.check_integer(lead, "lead", most=self.steps)
         return self._around(lead, self.forecast.at(lead))
 
     def leads(self) -> Iterator[tuple[int, BandField]]:
@@ -879,7 +870,7 @@ def conformal_scores_by_lead(
         GridError: If the grids differ.
         ArgumentError: If the truth ends before the forecast, or noise or floor are unusable.
     """
-    floor = check_real(floor, "floor", least=0.0, most=1.0)
+    floor = checks.check_real(floor, "floor", least=0.0, most=1.0)
     columns: list[list[Tensor]] = []
     for part in lead_batches(forecast, truth):
         comparison = compare(part.u, part.truth, noise=noise)

@@ -18,16 +18,8 @@ from jaxtyping import Float, Float64, Int64
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from probneural import checks
 from probneural.arrays.plausibility import warn_of_fill_values
-from probneural.checks import (
-    check_count,
-    check_device,
-    check_finite,
-    check_flag,
-    check_instance,
-    missing_attribute,
-    real_tensor,
-)
 from probneural.contexts import Undisturbed, undisturbed
 from probneural.displays import html_table
 from probneural.distributions.base import FieldDistribution
@@ -102,7 +94,7 @@ class Predictor(Pretrained, Undisturbed, ABC):
         self.traits = traits if domain is traits.domain else replace(traits, domain=domain)
 
     if not TYPE_CHECKING:
-        __getattr__ = missing_attribute
+        __getattr__ = checks.missing_attribute
 
     @property
     def in_channels(self) -> int:
@@ -192,7 +184,7 @@ class Predictor(Pretrained, Undisturbed, ABC):
             prediction = self._predict([(inputs, query)])[0]
         if isinstance(prediction, FieldDistribution):  # users of another result refuse it by name
             remedy = "inputs may be far outside the training data, or their scale"
-            check_finite(prediction.mean, "predicted means", remedy=remedy)
+            checks.check_finite(prediction.mean, "predicted means", remedy=remedy)
             prediction.provenance = Provenance(is_calibrated=self.is_calibrated, trained_on=self.trained_on, inputs=inputs)
             prediction.source = prediction.source or self._key
         return prediction
@@ -216,18 +208,18 @@ class Predictor(Pretrained, Undisturbed, ABC):
             GridError: If the training inputs have no uniform grid and `grid` is missing, or domains differ.
         """
         if not isinstance(values, Tensor):
-            check_instance(values, np.ndarray, "values", remedy="give a tensor or a NumPy array (n, c, *grid)")
+            checks.check_instance(values, np.ndarray, "values", remedy="give a tensor or a NumPy array (n, c, *grid)")
         if grid is None and not self.domain.is_uniform:  # training samples may have had different points
             raise GridError(expected="grid=, the points of the inputs", got="None", remedy="pass a Grid")
         axes = self.domain.dimension if grid is None else len(check_grid(grid).shape)
         remedy = "give (n, c, *grid), channels second; use values[None, None]"
-        check_count(values.ndim, 2 + axes, "axes of values", remedy=remedy)
+        checks.check_count(values.ndim, 2 + axes, "axes of values", remedy=remedy)
         grid = self.domain.resized(tuple(values.shape[2:])) if grid is None else grid
         largest = max(self.in_channels * grid.size, self.out_channels * (grid if query is None else check_grid(query)).size)
         step, parts = max(1, _VALUES // largest), []
         for start in range(0, max(1, len(values)), step):
             rows = slice(start, start + step)
-            part = real_tensor(values[rows], "values", dtype=self.dtype)
+            part = checks.real_tensor(values[rows], "values", dtype=self.dtype)
             u = self(Field(part, grid.select(rows)), None if query is None else query.select(rows))
             parts.append(torch.stack([u.mean, u.variance.sqrt().to(u.mean)]).to(part.device))
         mean, deviation = torch.cat(parts, 1)
@@ -236,12 +228,12 @@ class Predictor(Pretrained, Undisturbed, ABC):
     def _checked(self, inputs: Field, query: Grid | None) -> Field:
         """The inputs in the operator's dtype and on its device, or an error."""
         check_field(inputs, "inputs")
-        check_count(inputs.channels, self.in_channels, "channels of inputs", remedy="use the training layout")
+        checks.check_count(inputs.channels, self.in_channels, "channels of inputs", remedy="use the training layout")
         if query is not None:
             check_grid(query, "query")
         check_units(self.trained_on, inputs)
         check_domain(inputs.grid, self.domain)
-        check_finite(inputs.values, "inputs", remedy=MISSING)
+        checks.check_finite(inputs.values, "inputs", remedy=MISSING)
         warn_of_fill_values({"inputs": inputs.values})
         warn_of_mask(self.trained_on, query or inputs.grid)
         return inputs.without_own_masks().to(self.dtype).to(self.device)
@@ -259,7 +251,7 @@ class Predictor(Pretrained, Undisturbed, ABC):
             UnsupportedError: If a part cannot be copied, as a predictor class of your own.
         """
         storage = importlib.import_module("probneural.storage.kinds")  # a higher layer
-        moved: Predictor = storage.moved(self, check_device(device))
+        moved: Predictor = storage.moved(self, checks.check_device(device))
         return moved
 
     def condition(
@@ -363,7 +355,7 @@ class Predictor(Pretrained, Undisturbed, ABC):
     def _drawn(self, inputs: Field, query: Grid | None, seeds: Sequence[int], *, each: bool) -> Float[Tensor, "..."]:
         with undisturbed():
             field = self._predict([(inputs, None if query is None else query.shared)])[0]
-            check_instance(field, FieldDistribution, "field", remedy="return one from _predict", error=UnsupportedError)
+            checks.check_instance(field, FieldDistribution, "field", remedy="return one from _predict", error=UnsupportedError)
             field.source = field.source or self._key
             return field.draw(seeds, each=each)
 
@@ -527,9 +519,9 @@ class FunctionDraw(Undisturbed, nn.Module):
 
     def __init__(self, predictor: Predictor, *, seed: int, shared: bool = False) -> None:
         super().__init__()
-        self.predictor = check_instance(predictor, Predictor, "predictor", remedy="fit a head, or calibrate one")
+        self.predictor = checks.check_instance(predictor, Predictor, "predictor", remedy="fit a head, or calibrate one")
         self.seed = check_seed(seed)
-        self.shared = check_flag(shared, "shared")
+        self.shared = checks.check_flag(shared, "shared")
 
     @property
     def in_channels(self) -> int:
@@ -562,7 +554,7 @@ class FunctionDraw(Undisturbed, nn.Module):
         Returns:
             `(n, c', *query.shape)`.
         """
-        check_instance(values, Tensor, "values", remedy="convert with torch.as_tensor(values)")
+        checks.check_instance(values, Tensor, "values", remedy="convert with torch.as_tensor(values)")
         domain, shape = self.predictor.domain, tuple(values.shape[2:])
         where = grid if grid is not None else domain if domain.shape == shape else domain.resized(shape)
         with common_random_numbers() if self.shared else nullcontext():
