@@ -12,17 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from probneural.arrays import reading
 from probneural.arrays.layouts import CHANNEL, SAMPLE, SINGLE, TIME, Layout, layouts_of, positional_layout
-from probneural.arrays.reading import (
-    Mask,
-    check_channels,
-    check_dtype,
-    check_grid_alone,
-    check_not_parameters,
-    check_samples,
-    check_stated,
-    grid_of,
-)
 from probneural.data.contents import Contents, FileLayout, Names, Request
 from probneural.data.fields import AxisLabels, Variable, variable_of
 from probneural.data.pairs import StoredPairs, masked_pairs
@@ -54,7 +45,7 @@ def contents_of(path: Path, sources: Mapping[str, Source], request: Request) -> 
         and request.layout.grid is None
         and not any(sources[name].has_names for name in names.both)
     ):
-        check_not_parameters(grids[names.inputs[0]], grids[names.outputs[0]])
+        reading.check_not_parameters(grids[names.inputs[0]], grids[names.outputs[0]])
     variables = {name: _variable(sources[name], layouts[name], grids[name]) for name in names.both}
     times, units = _times(path, sources, layouts, names, request)
     return Contents(names=names, variables=variables, grids=grids, times=times, time_units=units)
@@ -94,7 +85,7 @@ def _layout(source: Source, request: Request, roles: Mapping[str, str], *, is_in
         return _named_layout(source, roles)
     if stated is not None:
         stated.check(source.reader.shape, source.name)  # which raises
-    check_stated(request.layout.grid, request.periodic)
+    reading.check_stated(request.layout.grid, request.periodic)
     has_time = request.layout.time is not None
     if is_input and source.reader.shape[1:] in ((), (1,)) and not has_time:  # one parameter per sample
         return Layout((SAMPLE, SINGLE)[: len(source.reader.shape)])
@@ -172,8 +163,8 @@ def _grid(source: Source, layout: Layout, request: Request, *, is_input: bool) -
             units=[str(source.axis_attributes.get(dim, {}).get("units", "")) for dim in dims],
         )
     if not source.has_names and request.layouts == (None, None):
-        check_channels(source.reader.shape, layout, source.name)
-    return grid_of(shape, source.name, names=labels, lengths=request.layout.lengths, periodic=request.periodic)
+        reading.check_channels(source.reader.shape, layout, source.name)
+    return reading.grid_of(shape, source.name, names=labels, lengths=request.layout.lengths, periodic=request.periodic)
 
 
 def _coordinate(source: Source, dim: str) -> NDArray[Any]:
@@ -270,7 +261,7 @@ def from_arrays(
     out_grid: Grid | None = None,
     periodic: bool | Sequence[bool] | None = None,
     dtype: torch.dtype | None = None,
-    mask: Mask | tuple[Mask, Mask] = None,
+    mask: reading.Mask | tuple[reading.Mask, reading.Mask] = None,
 ) -> StoredPairs:
     """Make a data set of arrays `(n, c, *grid)` of any kind that can be sliced, read a few samples at a time.
 
@@ -303,8 +294,8 @@ def from_arrays(
         >>> len(data), data.outputs.channels, data[2:4].outputs.values.shape
         (10, 2, torch.Size([2, 2, 8]))
     """
-    check_grid_alone(grid, periodic)
-    check_dtype(dtype)
+    reading.check_grid_alone(grid, periodic)
+    reading.check_dtype(dtype)
     for where in (grid, out_grid):
         if where is not None:
             check_grid(where)
@@ -313,7 +304,7 @@ def from_arrays(
     arrays = {"inputs": inputs, "outputs": outputs}
     for stated, name in zip(layouts, arrays, strict=True):
         if stated is not None:
-            check_samples(stated, name)
+            reading.check_samples(stated, name)
     sources = {name: Source(name=name, reader=reader_of(array, name)) for name, array in arrays.items()}
     pairs = contents_of(Path("the arrays"), sources, request).data(dtype)
     assert isinstance(pairs, StoredPairs)  # without an axis of time

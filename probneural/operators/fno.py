@@ -12,20 +12,9 @@ from torch import Tensor, nn
 from probneural.checks import check_choice, check_counts, check_flag, check_integer
 from probneural.contexts import unrounded
 from probneural.grids import Grid, per_axis, resample
+from probneural.operators import layers
 from probneural.operators.base import Operator, initial_weights
 from probneural.operators.checks import check_input, check_modes, check_where, grid_of_values
-from probneural.operators.layers import (
-    ChannelNormalizer,
-    Embedding,
-    Ends,
-    PointwiseLinear,
-    ReadoutLinear,
-    SpectralConv,
-    channels_innermost,
-    check_embedding,
-    position_channels,
-    position_embedding,
-)
 from probneural.operators.layers.mlp import activated
 from probneural.registry import stored
 
@@ -85,7 +74,7 @@ class FNO(Operator):
         mixing: int | None = None,
         periodic: bool | Sequence[bool] = True,
         continuation: Literal["even", "odd", "alternating", "periodic"] = "even",
-        embeds_position: Embedding = False,
+        embeds_position: layers.Embedding = False,
         seed: int | None = None,
     ) -> None:
         super().__init__()
@@ -99,16 +88,16 @@ class FNO(Operator):
         self.modes = check_modes(modes)
         self.periodic = per_axis(periodic, len(self.modes), "periodic", check_flag)
         self.continuation = check_choice(continuation, ("even", "odd", "alternating", "periodic"), "continuation")
-        self.embeds_position = check_embedding(embeds_position)
-        lifted = in_channels + position_channels(self.embeds_position, self.periodic)
-        self.input_normalizer = ChannelNormalizer(in_channels)
-        self.output_normalizer = ChannelNormalizer(out_channels)
+        self.embeds_position = layers.check_embedding(embeds_position)
+        lifted = in_channels + layers.position_channels(self.embeds_position, self.periodic)
+        self.input_normalizer = layers.ChannelNormalizer(in_channels)
+        self.output_normalizer = layers.ChannelNormalizer(out_channels)
         with initial_weights(seed):
-            self.lift = PointwiseLinear(lifted, width) if lifting is None else _network(lifted, lifting, width)
+            self.lift = layers.PointwiseLinear(lifted, width) if lifting is None else _network(lifted, lifting, width)
             self.spectral = nn.ModuleList(self._convolution(width, width, number) for number in range(depth))
-            self.pointwise = nn.ModuleList(PointwiseLinear(width, width) for _ in range(depth))
-            self.projection = PointwiseLinear(width, projection)
-            self.readout = ReadoutLinear(projection, out_channels)
+            self.pointwise = nn.ModuleList(layers.PointwiseLinear(width, width) for _ in range(depth))
+            self.projection = layers.PointwiseLinear(width, projection)
+            self.readout = layers.ReadoutLinear(projection, out_channels)
             has_linear_path = self.continuation == "alternating" and not all(self.periodic)
             self.linear = self._convolution(in_channels, out_channels, 0) if has_linear_path else None
             self.networks = nn.ModuleList(_network(width, mixing, width) for _ in range(depth) if mixing is not None)
@@ -131,9 +120,9 @@ class FNO(Operator):
         where = grid_of_values(values, grid, periodic=self.periodic)
         hidden = normalized = self.input_normalizer(values)
         if self.embeds_position:
-            position = position_embedding(where, hidden, embedding=self.embeds_position, continuation=self.continuation)
+            position = layers.position_embedding(where, hidden, embedding=self.embeds_position, continuation=self.continuation)
             hidden = torch.cat([hidden, position.expand(hidden.shape[0], *position.shape[1:])], dim=1)
-        hidden = self.lift(channels_innermost(hidden))
+        hidden = self.lift(layers.channels_innermost(hidden))
         for number in range(self.depth):
             hidden = self._block(hidden, number, where)
         if query is not None:
@@ -146,10 +135,12 @@ class FNO(Operator):
             result = result + (linear if query is None else resample(linear, where, query))
         return self.output_normalizer.inverse(result).contiguous()
 
-    def _convolution(self, in_channels: int, out_channels: int, number: int) -> SpectralConv:
+    def _convolution(self, in_channels: int, out_channels: int, number: int) -> layers.SpectralConv:
         """A spectral convolution with the continuation of one block."""
         ends = ("odd", "even")[number % 2] if self.continuation == "alternating" else self.continuation
-        return SpectralConv(in_channels, out_channels, modes=self.modes, periodic=self.periodic, continuation=cast(Ends, ends))
+        return layers.SpectralConv(
+            in_channels, out_channels, modes=self.modes, periodic=self.periodic, continuation=cast(layers.Ends, ends)
+        )
 
     def _clear_linear_path(self) -> None:
         """Set the weights of the linear path to zero."""
@@ -174,7 +165,7 @@ class FNO(Operator):
     def reset_parameters(self) -> None:
         """Reinitialise all weights; normalisers keep their units."""
         for module in self.modules():
-            if isinstance(module, (SpectralConv, PointwiseLinear)):
+            if isinstance(module, (layers.SpectralConv, layers.PointwiseLinear)):
                 module.reset_parameters()
         for gate in self.gates:
             nn.init.ones_(gate)
@@ -183,4 +174,4 @@ class FNO(Operator):
 
 def _network(in_channels: int, hidden: int, out_channels: int) -> nn.Sequential:
     """A pointwise network of two layers."""
-    return nn.Sequential(PointwiseLinear(in_channels, hidden), nn.GELU(), PointwiseLinear(hidden, out_channels))
+    return nn.Sequential(layers.PointwiseLinear(in_channels, hidden), nn.GELU(), layers.PointwiseLinear(hidden, out_channels))

@@ -19,22 +19,11 @@ from probneural.data.opening import paths_of
 from probneural.distributions import Predictor
 from probneural.errors import FileError
 from probneural.registry import kind_named, stored
+from probneural.runs import steps
 from probneural.runs.config import Config
 from probneural.runs.folder import OF_ONE_STEP, RunFolder, check_record, read_json, read_record
 from probneural.runs.scoring import TestScores
 from probneural.runs.sources import PARTS
-from probneural.runs.steps import (
-    CALIBRATION,
-    CHECKPOINT,
-    HEAD,
-    HISTORY,
-    OPERATOR,
-    REPORT,
-    SCORES,
-    band_method,
-    calibrated_in,
-    read_history,
-)
 from probneural.storage import load
 from probneural.storage.kinds import CONFIGURATION, FOREIGN
 from probneural.training import files, schema
@@ -77,7 +66,7 @@ class Run:
     @property
     def band(self) -> Band | None:
         """The simultaneous band; None without one."""
-        method = band_method(self.config)
+        method = steps.band_method(self.config)
         return None if self.quantile is None else Band(self.predictor, quantile=self.quantile, method=method)
 
 
@@ -98,20 +87,26 @@ def read_run(path: str | os.PathLike[str]) -> Run:
             raise FileError(expected=f"results of a run in {place}", got=type(loaded).__name__, remedy=remedy)
         return loaded
     folder = RunFolder.finished(place)
-    if not folder.file(CALIBRATION).exists():
+    if not folder.file(steps.CALIBRATION).exists():
         remedy = f"first: probneural calibrate --folder {place}"
         raise FileError(expected=f"a calibrated run in {place}", got="none", remedy=remedy)
-    calibrated = calibrated_in(folder)
+    calibrated = steps.calibrated_in(folder)
     return Run(
         predictor=calibrated.predictor,
         quantile=None if calibrated.band is None else calibrated.band.quantile,
-        history=read_history(folder),
-        scores=TestScores.from_dict(folder.read(SCORES)) if folder.file(SCORES).exists() else None,
+        history=steps.read_history(folder),
+        scores=TestScores.from_dict(folder.read(steps.SCORES)) if folder.file(steps.SCORES).exists() else None,
         record=json.dumps(folder.record),
     )
 
 
-_STEPS = (("trained", OPERATOR), ("head fitted", HEAD), ("calibrated", CALIBRATION), ("scored", SCORES), ("report", REPORT))
+_STEPS = (
+    ("trained", steps.OPERATOR),
+    ("head fitted", steps.HEAD),
+    ("calibrated", steps.CALIBRATION),
+    ("scored", steps.SCORES),
+    ("report", steps.REPORT),
+)
 
 
 def info(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -191,13 +186,13 @@ def _run(path: Path) -> dict[str, Any]:
         "done": ", ".join(name for name, file in _STEPS if (path / file).exists()) or "nothing",
         "versions": ", ".join(f"{name} {version}" for name, version in record["versions"].items()),
     }
-    if (path / CHECKPOINT).exists() and not (path / OPERATOR).exists():
-        facts["epochs done"] = f"{_saved(path / CHECKPOINT)['epochs done']} of {config.training.epochs}"
-    if (path / HISTORY).exists():
-        losses = read_json(path / HISTORY, remedy=OF_ONE_STEP)
-        facts["training loss"] = schema.instance(losses.get("train") or [None], list, where=HISTORY)[-1]
+    if (path / steps.CHECKPOINT).exists() and not (path / steps.OPERATOR).exists():
+        facts["epochs done"] = f"{_saved(path / steps.CHECKPOINT)['epochs done']} of {config.training.epochs}"
+    if (path / steps.HISTORY).exists():
+        losses = read_json(path / steps.HISTORY, remedy=OF_ONE_STEP)
+        facts["training loss"] = schema.instance(losses.get("train") or [None], list, where=steps.HISTORY)[-1]
         if losses.get("restored") is not None:
             facts["weights of epoch"] = losses["restored"]
-    if (path / SCORES).exists():
-        facts["relative L2 error"] = read_json(path / SCORES, remedy=OF_ONE_STEP).get("scores", {}).get("relative_l2")
+    if (path / steps.SCORES).exists():
+        facts["relative L2 error"] = read_json(path / steps.SCORES, remedy=OF_ONE_STEP).get("scores", {}).get("relative_l2")
     return facts
