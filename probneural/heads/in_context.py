@@ -11,13 +11,13 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from probneural.checks import check_count, check_finite, check_module, check_shape, real_tensor
+from probneural.checks import check_callable, check_count, check_finite, check_integer, check_module, check_shape, real_tensor
 from probneural.contexts import undisturbed
 from probneural.distributions import FeatureRoot, FieldDistribution, GaussianField, Latent, Predictor, PredictorTraits
 from probneural.distributions.base import noise_variance
 from probneural.distributions.latent import digest
 from probneural.distributions.predictors.base import with_records
-from probneural.errors import ArgumentError, UnsupportedError
+from probneural.errors import UnsupportedError
 from probneural.fields import Field
 from probneural.functionals import Functional
 from probneural.functionals.base import check_functional
@@ -82,24 +82,15 @@ class InContext(Settings):
             A predictor with its own copy of the operator.
 
         Raises:
-            UnsupportedError: If the operator does not learn in context.
-            ArgumentError: If there are several permutations, and the operator is not ordered.
+            ArgumentError: If the operator does not learn in context, or there are several permutations, and it is not ordered.
             DataError: If the data are not finite pairs.
             ShapeError: If their channels are not the operator's.
         """
         copied: Any = copy.deepcopy(check_module(operator, "operator")).eval().requires_grad_(False)
-        if not hasattr(copied, "predictive"):
-            raise UnsupportedError(
-                expected="an operator that learns in context, with the methods coefficients, basis and predictive",
-                got=type(operator).__name__,
-                remedy="train pn.operators.InContextOperator on pn.operators.context_tasks, or fit another head",
-            )
-        if self.permutations > 1 and not copied.ordered:
-            raise ArgumentError(
-                expected="one permutation, since predictions do not depend on the order of the context",
-                got=f"permutations={self.permutations}",
-                remedy="leave it out, or build the operator with ordered=True",
-            )
+        remedy = "train pn.operators.InContextOperator on pn.operators.context_tasks, or fit another head"
+        check_callable(getattr(copied, "predictive", None), "operator.predictive", remedy=remedy)
+        if not copied.ordered:  # predictions do not depend on the order
+            check_integer(self.permutations, "permutations", most=1, remedy="build the operator with ordered=True")
         pairs = training_data(data, copied, is_shared=False)
         sides = [in_memory(side).to(pairs.inputs.dtype) for side in (pairs.inputs, pairs.outputs)]
         for side, channels in zip(sides, (copied.in_channels, copied.out_channels), strict=True):

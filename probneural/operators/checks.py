@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from probneural.checks import check_count, check_instance, check_integer, check_least, check_sequence, check_shape
-from probneural.errors import ArgumentError, DataError, GridError, ResolutionError, ShapeError
+from probneural.errors import DataError, GridError, ResolutionError, ShapeError
 from probneural.grids import Grid, check_grid
 
 
@@ -68,9 +68,4 @@ def check_resolution(sizes: Sequence[int], modes: Sequence[int]) -> None:
 
 def stated_channels(operator: nn.Module, name: str) -> int:
     """Return the number of channels in an attribute of a module, or raise an ArgumentError."""
-    stated = getattr(operator, name, None)
-    if stated is None:
-        raise ArgumentError(
-            expected=f"an operator that says its {name}", got=type(operator).__name__, remedy=f"set operator.{name} = 1"
-        )
-    return check_integer(stated, name)
+    return check_integer(getattr(operator, name, None), f"operator.{name}", remedy=f"set operator.{name} = 1")

@@ -333,14 +333,10 @@ class Problem(Settings, Undisturbed, ABC):
 
     def _check_resolution(self, sizes: Sequence[int]) -> None:
         """Raise a ResolutionError unless every axis has the points that the distribution needs."""
-        least = self.minimum_resolution
-        if any(size < needed for size, needed in zip(sizes, least, strict=True)):
-            needed = str(least[0]) if len({*least}) == 1 else str(least)
-            raise ResolutionError(
-                expected=f"at least {needed} points per axis for the distribution of the inputs",
-                got=str(tuple(sizes)),
-                remedy="raise the resolution, or give the problem a distribution of fewer modes",
-            )
+        remedy = "raise the resolution, or give the problem a distribution of fewer modes"
+        for axis, (size, least) in enumerate(zip(sizes, self.minimum_resolution, strict=True)):
+            things = f"points per axis for the distribution of the inputs, along axis {axis}"
+            checks.check_least(size, least, things, remedy=remedy, error=ResolutionError)
 
     def _check_grid(self, grid: Grid) -> None:
         """Raise a GridError unless a grid of `solve` is a grid of the problem, at any resolution."""
@@ -356,10 +352,9 @@ class Problem(Settings, Undisturbed, ABC):
                 got=repr(grid),
                 remedy="make it with problem.grid(resolution)",
             )
-        if any(not flag and size < 3 for flag, size in zip(grid.periodic, grid.shape, strict=True)):
-            raise ResolutionError(
-                expected="at least 3 points per axis", got=str(grid.shape), remedy="two of them are the end points"
-            )
+        for flag, size in zip(grid.periodic, grid.shape, strict=True):
+            least, remedy = 1 if flag else 3, "two of them are the end points"
+            checks.check_least(size, least, "points per axis", remedy=remedy, error=ResolutionError)
 
     @staticmethod
     def _check_positive(values: Tensor, name: str, *, remedy: str) -> None:

@@ -277,10 +277,8 @@ def check_sample_dtype(dtype: torch.dtype) -> None:
 
 def check_levels(probabilities: Float[Tensor, "n d"], size: int) -> None:
     """Raise a typed error unless probabilities are `(n, d)` numbers in [0, 1], d at most `size`."""
-    if check_floating(probabilities, "probabilities").ndim != 2 or probabilities.shape[1] > size:
-        raise ShapeError(
-            expected=f"probabilities of shape (n, d), d up to {size}", got=str(tuple(probabilities.shape)), remedy="give (n, d)"
-        )
+    check_shape(check_floating(probabilities, "probabilities"), "probabilities", "n", "d", remedy="give (n, d)")
+    check_integer(probabilities.shape[1], "number of probabilities", least=0, most=size, error=ShapeError)
     if not bool(((probabilities >= 0) & (probabilities <= 1)).all()):
         raise DataError(
             expected="probabilities from 0 to 1", got="others, or NaN", remedy="clamp them: probabilities.clamp(0, 1)"

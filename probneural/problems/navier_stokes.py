@@ -10,7 +10,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal
 
-from probneural.checks import check_integer
+from probneural.checks import check_integer, check_least
 from probneural.errors import ArgumentError, DataError
 from probneural.grids import Grid
 from probneural.problems.base import Evolution, Problem
@@ -47,12 +47,8 @@ class GaussianShell(InputDistribution):
     def __post_init__(self) -> None:
         """Validate the arguments."""
         super().__post_init__()
-        if not len(self.vectors):
-            raise ArgumentError(
-                expected="a shell |k|² that is a sum of two squares",
-                got=repr(self.shell),
-                remedy="choose 25 or 65, for instance, on which 12 and 16 vectors lie",
-            )
+        remedy = "choose 25 or 65, for instance, on which 12 and 16 vectors lie"
+        check_least(len(self.vectors), 1, f"wave vectors on the shell |k|² = {self.shell}", remedy=remedy, error=ArgumentError)
 
     @property
     def dimension(self) -> int:

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 from torch.utils.data import Dataset as TorchDataset
 
-from probneural.errors import ArgumentError, ProbneuralError
+from probneural.checks import check_integer
+from probneural.errors import ProbneuralError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import Dataset, FieldPairs
@@ -107,12 +108,9 @@ class Loader:
             0 if options.workers or all(isinstance(source, FieldPairs) for source in self.sources) else options.prefetch
         )
         on_cpu = all(side.device.type == "cpu" for source in self.sources for side in (source.inputs, source.outputs))
-        if options.workers and not on_cpu:
-            raise ArgumentError(
-                expected="data on the CPU for workers to read",
-                got="data on an accelerator",
-                remedy="leave the data on the CPU: batches are moved one by one, or set workers=0",
-            )
+        if not on_cpu:
+            remedy = "leave the data on the CPU: batches are moved one by one, or set workers=0"
+            check_integer(options.workers, "workers for data on an accelerator", least=0, most=0, remedy=remedy)
         wants_pinned = device.type == "cuda" if options.pin_memory is None else options.pin_memory
         self.is_pinned = wants_pinned and on_cpu and torch.cuda.is_available()
         self.batches: DataLoader[_Read] = DataLoader(

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LRScheduler
 
-from probneural.checks import check_callable, check_integer, check_positive, check_real, check_sequence, described
+from probneural import checks
 from probneural.errors import ArgumentError
 from probneural.training.options import Optimization
 
@@ -68,20 +68,20 @@ class Muon(torch.optim.Optimizer):
         largest: int | None = 64,
     ) -> None:
         remedy = "give those of a module: operator.parameters()"
-        weights = () if isinstance(parameters, Tensor) else check_sequence(parameters, "parameters", remedy=remedy)
+        weights = () if isinstance(parameters, Tensor) else checks.check_sequence(parameters, "parameters", remedy=remedy)
         if not weights or not all(isinstance(weight, Tensor) and weight.is_leaf and _is_inexact(weight) for weight in weights):
             raise ArgumentError(expected="leaf tensors as parameters, one at least", got=repr(parameters)[:200], remedy=remedy)
-        decays = check_sequence(betas, "betas", remedy="give two numbers")
+        decays = checks.check_sequence(betas, "betas", remedy="give two numbers")
         if len(decays) != 2:
             raise ArgumentError(expected="two numbers as betas", got=repr(betas), remedy="give betas=(0.9, 0.999)")
         options = {
-            "lr": check_real(lr, "lr", least=0.0),
-            "momentum": check_real(momentum, "momentum", least=0.0, below=1.0),
-            "betas": tuple(check_real(beta, "betas", least=0.0, below=1.0) for beta in decays),
-            "eps": check_positive(eps, "eps"),
-            "weight_decay": check_real(weight_decay, "weight_decay", least=0.0),
+            "lr": checks.check_real(lr, "lr", least=0.0),
+            "momentum": checks.check_real(momentum, "momentum", least=0.0, below=1.0),
+            "betas": tuple(checks.check_real(beta, "betas", least=0.0, below=1.0) for beta in decays),
+            "eps": checks.check_positive(eps, "eps"),
+            "weight_decay": checks.check_real(weight_decay, "weight_decay", least=0.0),
         }
-        most = math.inf if largest is None else check_integer(largest, "largest")
+        most = math.inf if largest is None else checks.check_integer(largest, "largest")
         matrices: list[Tensor] = []
         others: list[Tensor] = []
         for weight in weights:
@@ -102,7 +102,7 @@ class Muon(torch.optim.Optimizer):
         """
         loss = None
         if closure is not None:
-            check_callable(closure, "closure", remedy="give a function that returns the loss, or none")
+            checks.check_callable(closure, "closure", remedy="give a function that returns the loss, or none")
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
@@ -193,13 +193,8 @@ def make_optimizer(parameters: list[Tensor], *, learning_rate: float, options: O
     if options.optimizer == "lbfgs":
         return torch.optim.LBFGS(parameters, lr=learning_rate, line_search_fn="strong_wolfe")
     made = options.optimizer(parameters, lr=learning_rate)
-    if not isinstance(made, Optimizer):
-        raise ArgumentError(
-            expected="an optimizer of torch.optim made by optimizer(parameters, lr=learning_rate)",
-            got=described(made),
-            remedy="give the class, torch.optim.SGD for example, or a function that returns its instance",
-        )
-    return made
+    remedy = "give the class, torch.optim.SGD for example, or a function that returns its instance"
+    return checks.check_instance(made, Optimizer, "what optimizer(weights, lr=...) returns", remedy=remedy, error=ArgumentError)
 
 
 def make_schedule(optimizer: Optimizer, *, steps: int, options: Optimization) -> LRScheduler:
@@ -216,7 +211,7 @@ def make_schedule(optimizer: Optimizer, *, steps: int, options: Optimization) ->
     if not isinstance(made, LRScheduler) or isinstance(made, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise ArgumentError(
             expected="a schedule of torch.optim.lr_scheduler that steps without a loss, made by schedule(optimizer, steps)",
-            got=described(made),
+            got=checks.described(made),
             remedy="return torch.optim.lr_scheduler.LambdaLR(...) for example",
         )
     return made
@@ -266,7 +261,7 @@ def _skeleton(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         return value
     raise ArgumentError(
         expected="an optimizer whose state is tensors, numbers and lists of them",
-        got=f"{described(value)} as {name}",
+        got=f"{checks.described(value)} as {name}",
         remedy="train without a checkpoint, or with another optimizer",
     )
 

@@ -23,10 +23,9 @@ from probneural.pairs import Dataset, FieldPairs
 from probneural.processes import rank, summed, take_from_first, world_size
 from probneural.randomness import seeded
 from probneural.training import optimizers, weights
-from probneural.training.balancing import BALANCED_STEPS, Balance
 from probneural.training.callbacks import History, Progress
 from probneural.training.loading import BatchOrder, Loader
-from probneural.training.losses import Loss, balanced, relative_l2, takes_inputs
+from probneural.training.losses import BALANCED_STEPS, Balance, Loss, balanced, relative_l2, takes_inputs
 from probneural.training.options import PRECISIONS, DataOptions, Optimization
 from probneural.training.unrolling import Unroll
 

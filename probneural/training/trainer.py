@@ -11,7 +11,7 @@ from jaxtyping import Int64
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from probneural.checks import check_flag, check_instance, check_integer, check_module, check_positive, checks_keywords
+from probneural import checks
 from probneural.contexts import undisturbed
 from probneural.errors import ArgumentError, DataError, DataWarning, warn
 from probneural.operators import Operator
@@ -33,7 +33,7 @@ _SCALED = 10
 """Number of samples whose rough solutions scale outputs without labels."""
 
 
-@checks_keywords
+@checks.checks_keywords
 @undisturbed(keeps_autocast=True)
 @torch.enable_grad()
 def fit(
@@ -110,8 +110,8 @@ def fit(
         >>> fit(operator, FieldPairs(fields, fields), epochs=2, show_progress=False).epochs
         2
     """
-    check_module(operator, "operator")
-    show_progress = check_flag(show_progress, "show_progress")
+    checks.check_module(operator, "operator")
+    show_progress = checks.check_flag(show_progress, "show_progress")
     reading = _checked_option(data, DataOptions, "data", remedy="give DataOptions(batch_size=64) for example")
     running = _checked_option(run, RunOptions, "run", remedy='give RunOptions(checkpoint="run.safetensors") for example')
     options = _checked_option(
@@ -120,10 +120,10 @@ def fit(
     unroll = loss if isinstance(loss, Unroll) else None
     validation = reading.validation
     plan = Plan(
-        epochs=check_integer(epochs, "epochs"),
+        epochs=checks.check_integer(epochs, "epochs"),
         batch_size=reading.batch_size,
         seed=check_seed(seed),
-        learning_rate=check_positive(learning_rate, "learning_rate"),
+        learning_rate=checks.check_positive(learning_rate, "learning_rate"),
         validation=validation if isinstance(validation, float) else validation.fingerprint,
         loss=loss.loss if isinstance(loss, Unroll) else check_loss(loss),
         optimization=options,
@@ -229,7 +229,7 @@ def _train(run: Run, keeper: Keeper | None, callbacks: Sequence[Callback], *, sh
 
 def _checked_option(value: Option | None, kind: type[Option], name: str, *, remedy: str) -> Option:
     """Return options of a class, by default all defaults, or raise an ArgumentError."""
-    return kind() if value is None else check_instance(value, kind, name, remedy=remedy, error=ArgumentError)
+    return kind() if value is None else checks.check_instance(value, kind, name, remedy=remedy, error=ArgumentError)
 
 
 def _checked_data(train: object, *, has_loss: bool) -> list[Dataset]:
@@ -306,12 +306,8 @@ def _split_series(data: Dataset, clock: WindowClock, fraction: float) -> tuple[D
 
 def _check_watched(validation: Dataset, sets: Sequence[Dataset]) -> Dataset:
     """Return validation pairs with the channels of the training pairs, or raise a DataError."""
-    channels = sets[0].inputs.channels, max(data.outputs.channels for data in sets)
-    watched = validation.inputs.channels, validation.outputs.channels
-    if watched != channels:
-        raise DataError(
-            expected=f"validation pairs of {channels[0]} input and {channels[1]} output channels, as training pairs have",
-            got=f"{watched[0]} and {watched[1]}",
-            remedy="choose the same variables for both",
-        )
+    inputs, remedy = sets[0].inputs.channels, "choose the same variables as for training"
+    outputs = max(data.outputs.channels for data in sets)
+    checks.check_count(validation.inputs.channels, inputs, "input channels to validate", remedy=remedy, error=DataError)
+    checks.check_count(validation.outputs.channels, outputs, "output channels to validate", remedy=remedy, error=DataError)
     return validation

@@ -61,7 +61,7 @@ def _orders(count: int) -> list[torch.Tensor]:
 
 def test_other_operators_and_settings_are_refused() -> None:
     case = operator_case("in-context")
-    with pytest.raises(UnsupportedError, match="learns in context"):
+    with pytest.raises(ArgumentError, match="train pn.operators.InContextOperator"):
         InContext().fit(small_fno()(), case.data)
     with pytest.raises(ArgumentError, match="ordered=True"):
         InContext(2).fit(case.operator, case.data)

@@ -158,7 +158,7 @@ def test_bad_tasks_are_refused() -> None:
     network = operator().float()
     with pytest.raises(ShapeError, match=r"1 \+ 2 N \+ 1 channels"):
         network(torch.zeros(1, 3, 8))
-    with pytest.raises(ResolutionError, match="at least 5 points"):
+    with pytest.raises(ResolutionError, match="5 or more points"):
         network(torch.zeros(1, 4, 4))
     with pytest.raises(GridError, match="periodic"):
         network(torch.zeros(1, 4, 8), grid=Grid.uniform(8, periodic=False))

@@ -300,7 +300,7 @@ class TestBadInput:
     def test_operators(self) -> None:
         with pytest.raises(ArgumentError, match="an nn.Module as operator"):
             Rollout(torch.sin, 2)  # type: ignore[arg-type]
-        with pytest.raises(ArgumentError, match=r"says its out_channels; got Tanh; set operator.out_channels = 1"):
+        with pytest.raises(ArgumentError, match=r"as operator.out_channels; got None; set operator.out_channels = 1"):
             Rollout(nn.Tanh(), 2)
         with pytest.raises(ArgumentError, match="2 or more input channels of the operator"):
             Rollout(fno(), 2, history=2)

@@ -35,8 +35,8 @@ from probneural.training import (
     relative_l2,
     trainer,
 )
-from probneural.training.balancing import Balance
 from probneural.training.callbacks import History, Progress
+from probneural.training.losses import Balance
 from probneural.trajectories import FieldTrajectories
 from tests.helpers import normal
 from tests.training.cases import same

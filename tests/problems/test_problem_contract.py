@@ -538,7 +538,7 @@ def test_bad_fields(case: Case) -> None:
         problem.sample(0, resolution=case.resolution, seed=0)
     if not all(grid.periodic):
         two = Grid.uniform((2,) * dimension, lengths=lengths, origin=origin, periodic=problem.periodic)
-        with pytest.raises(ResolutionError, match="at least 3 points"):
+        with pytest.raises(ResolutionError, match="3 or more points"):
             problem.solve(Field(torch.zeros(1, problem.in_channels, *two.shape), two))
 
 

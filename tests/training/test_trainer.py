@@ -246,7 +246,7 @@ def test_own_validation_pairs_are_watched_beside_all_training_pairs(tmp_path: Pa
             **settings | {"data": DataOptions(batch_size=4, validation=data(6, seed=2))},
         )
     two = FieldPairs(Field(watched.inputs.values.repeat(1, 2, 1), watched.inputs.grid), watched.outputs)
-    with pytest.raises(DataError, match="validation pairs of 1 input and 1 output channels"):
+    with pytest.raises(DataError, match="1 input channels to validate; got 2"):
         fit(built("FNO"), train, **settings | {"data": DataOptions(batch_size=4, validation=two)})
 
 

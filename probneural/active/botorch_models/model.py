@@ -16,6 +16,7 @@ from botorch.sampling.base import MCSampler
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from probneural import checks
 from probneural.active.botorch_models.conditioning import (
     LatentPosterior,
     Observation,
@@ -27,16 +28,6 @@ from probneural.active.botorch_models.conditioning import (
     roots_in_batches,
 )
 from probneural.active.botorch_models.posteriors import FieldPosterior, Measurements, MemberPosterior
-from probneural.checks import (
-    check_callable,
-    check_count,
-    check_finite,
-    check_floating,
-    check_instance,
-    check_integer,
-    check_sequence,
-    check_shape,
-)
 from probneural.contexts import Undisturbed
 from probneural.distributions import EmpiricalField, GaussianField, Predictor
 from probneural.distributions.latent import in_separate_batches
@@ -111,10 +102,10 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         noise: float | Float[Tensor, "..."] | None = None,
     ) -> None:
         super().__init__()
-        self.predictor = check_instance(
+        self.predictor = checks.check_instance(
             predictor, Predictor, "predictor", remedy="fit a head: pn.heads.LastLayerLaplace().fit(operator, train)"
         )
-        self.encode = check_callable(encode, "encode", remedy="pass lambda designs: problem.encode(designs, grid=grid)")
+        self.encode = checks.check_callable(encode, "encode", remedy="pass lambda designs: problem.encode(designs, grid=grid)")
         self.functional = check_functional(functional)
         size = predictor.out_channels * functional.size
         self.outputs = list(range(size))
@@ -232,8 +223,8 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         """
         _check_designs(X)
         remedy = "b x q x d designs have f x b x q x m observations"
-        check_shape(Y, "Y", "...", X.shape[-2], self.num_outputs, remedy=remedy)
-        check_finite(Y, "observations")
+        checks.check_shape(Y, "Y", "...", X.shape[-2], self.num_outputs, remedy=remedy)
+        checks.check_finite(Y, "observations")
         variance = check_noise(self.noise if noise is None else noise, Y.shape, X)
         batch = broadcast_batches(Y.shape[:-2], variance.shape[:-2], X.shape[:-2], self._batch_shape)
         if X.shape[-2] == 0:
@@ -269,7 +260,7 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
             LatentError: As `posterior`.
         """
         remedy = "pass botorch.sampling.normal.SobolQMCNormalSampler(torch.Size([64]), seed=0)"
-        check_instance(sampler, MCSampler, "sampler", remedy=remedy, error=ArgumentError)
+        checks.check_instance(sampler, MCSampler, "sampler", remedy=remedy, error=ArgumentError)
         _check_designs(X)
         size = torch.Size([X.shape[-2], self.num_outputs])
         variance = check_noise(self.noise if observation_noise is None else observation_noise, size, X)
@@ -289,8 +280,10 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
 
     def _select(self, indices: list[int]) -> list[int]:
         """Resolve positions, negative ones too, among this model's outputs."""
-        numbers = check_sequence(indices, "outputs", remedy="give a list of positions among the functional's values")
-        positions = [check_integer(number, "outputs", least=-self.num_outputs, most=self.num_outputs - 1) for number in numbers]
+        numbers = checks.check_sequence(indices, "outputs", remedy="give a list of positions among the functional's values")
+        positions = [
+            checks.check_integer(number, "outputs", least=-self.num_outputs, most=self.num_outputs - 1) for number in numbers
+        ]
         return [self.outputs[position] for position in positions]
 
     def encoded(self, X: Float[Tensor, "*b q d"]) -> Field:
@@ -331,8 +324,8 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         moments = self._moments_given_data(X, self.outputs)
         if isinstance(moments, EmpiricalField):
             raise self._unsupported(feature)
-        check_finite(moments.mean, "predictions where observations are taken")
-        check_finite(moments.root, "roots of predictions where observations are taken")
+        checks.check_finite(moments.mean, "predictions where observations are taken")
+        checks.check_finite(moments.root, "roots of predictions where observations are taken")
         return moments
 
     def _moments_given_data(self, X: Tensor, outputs: list[int]) -> OutputMoments | EmpiricalField:
@@ -404,14 +397,20 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
 
 def encoded_inputs(encode: Callable[[Tensor], Field], designs: Float[Tensor, "n d"]) -> Field:
     """Inputs of designs, after a check that there is one for each."""
-    inputs = check_instance(encode(designs), Field, "what encode returns", remedy="wrap its tensor: pn.Field(values, grid)")
-    check_count(len(inputs), len(designs), "fields from encode, one per design", remedy="map (N, d) to a Field of N inputs")
+    inputs = checks.check_instance(
+        encode(designs), Field, "what encode returns", remedy="wrap its tensor: pn.Field(values, grid)"
+    )
+    checks.check_count(
+        len(inputs), len(designs), "fields from encode, one per design", remedy="map (N, d) to a Field of N inputs"
+    )
     return inputs
 
 
 def _check_designs(X: Tensor) -> None:
     """Raise a DataError or a ShapeError unless these are designs."""
-    check_shape(check_floating(X, "designs"), "designs", "...", "q", "d", remedy="one design of d numbers is design[None]")
+    checks.check_shape(
+        checks.check_floating(X, "designs"), "designs", "...", "q", "d", remedy="one design of d numbers is design[None]"
+    )
 
 
 def _transformed(posterior: FieldPosterior | MemberPosterior, transform: PosteriorTransform, X: Tensor) -> Posterior:
@@ -419,7 +418,7 @@ def _transformed(posterior: FieldPosterior | MemberPosterior, transform: Posteri
     if isinstance(transform, ScalarizedPosteriorTransform):
         return posterior.scalarize(transform.get_buffer("weights"), offset=transform.offset)
     remedy = "give a transform of BoTorch, or none"
-    check_instance(transform, PosteriorTransform, "posterior_transform", remedy=remedy, error=ArgumentError)
+    checks.check_instance(transform, PosteriorTransform, "posterior_transform", remedy=remedy, error=ArgumentError)
     if "X" in inspect.signature(transform.forward).parameters:  # BoTorch 0.16 does not pass the designs
         return transform(posterior=posterior, X=X)
     return transform(posterior)
