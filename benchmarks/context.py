@@ -30,6 +30,8 @@ PERMUTATIONS = (1, 2, 4, 8, 16)
 REPETITIONS = 8
 """Independent averages over permutations, whose spread is measured."""
 TOLERANCES = (0.05, 0.02, 0.01, 0.005)
+DEPTH = 4
+"""Layers of the operator whose predictions exit early."""
 TARGETS = {"linear": 0.05, "heat": 0.1}
 """Largest divergence for n = 1 ... N, in nats per value."""
 DOUBLE = torch.float64
@@ -165,14 +167,14 @@ FAMILIES: dict[str, type[Family]] = {"linear": Linear, "Gaussian process": Proce
 
 
 def main(*, mode: str, output: Path, workers: int = 2) -> dict[str, Any]:
-    """Train an operator for each family, and an ordered one for the linear family."""
+    """Train an operator for each family, and for the linear family an ordered one and one of four layers."""
     small = mode == "small"
 
     def run() -> tuple[list[list[Row]], list[Row]]:
-        *families, (ordered,) = sections.repeated(
-            _worked, [[(name, small)] for name in (*FAMILIES, "ordered")], workers=workers
+        *families, (ordered,), (deep,) = sections.repeated(
+            _worked, [[(name, small)] for name in (*FAMILIES, "ordered", "deep")], workers=workers
         )
-        return [rows for (rows,) in families], ordered
+        return [rows for (rows,) in families], ordered + deep
 
     return sections.write(
         "context",
@@ -182,7 +184,8 @@ def main(*, mode: str, output: Path, workers: int = 2) -> dict[str, Any]:
                 "summary": lambda results: [summary(rows) for rows in results[0]],
                 "contexts": lambda results: [_shown(row) for rows in results[0] for row in rows if row["n"] in SHOWN],
                 "permutations": lambda results: [row for row in results[1] if "tolerance" not in row],
-                "adaptive": lambda results: [row for row in results[1] if "tolerance" in row],
+                "adaptive": lambda results: [row for row in results[1] if "tolerance" in row and "layers" not in row],
+                "layers": lambda results: [row for row in results[1] if "layers" in row],
             },
         ),
         mode=mode,
@@ -199,19 +202,19 @@ def _worked(name: str, small: bool) -> list[Row]:
     """Train and evaluate, in a worker."""
     torch.set_num_threads(1)
     start = time.process_time()
-    ordered = name == "ordered"
-    family = Linear if ordered else FAMILIES[name]
-    operator = trained(family, tasks=90 if small else TASKS, epochs=1 if small else EPOCHS, ordered=ordered)
+    options = {"ordered": {"ordered": True}, "deep": {"depth": DEPTH}}.get(name, {})
+    family = Linear if options else FAMILIES[name]
+    operator = trained(family, tasks=90 if small else TASKS, epochs=1 if small else EPOCHS, **options)
     seconds, tests = time.process_time() - start, 1 if small else TESTS
-    if ordered:
-        return permuted(operator, tests=min(tests, 20))
+    if options:
+        return (permuted if operator.ordered else exited)(operator, tests=min(tests, 20))
     return [{"family": name, "seconds": seconds} | row for row in compared(operator, family, tests=tests)]
 
 
-def trained(family: type[Family], *, tasks: int, epochs: int, ordered: bool = False) -> pn.operators.InContextOperator:
+def trained(family: type[Family], *, tasks: int, epochs: int, **settings: Any) -> pn.operators.InContextOperator:
     """Train on tasks of a family."""
     data = pn.operators.context_tasks(family, tasks=tasks, pairs=PAIRS, resolution=RESOLUTION, seed=0)
-    operator = pn.operators.InContextOperator(1, 1, modes=(MODES,), ordered=ordered, seed=0)
+    operator = pn.operators.InContextOperator(1, 1, modes=(MODES,), seed=0, **settings)
     options = pn.training.DataOptions(batch_size=BATCH_SIZE)
     pn.fit(operator, data, epochs=epochs, loss=operator.negative_log_density, data=options, show_progress=False)
     return operator
@@ -316,15 +319,34 @@ def _adaptive(operator: pn.operators.InContextOperator, tolerance: float, tests:
     return {"tolerance": tolerance, "permutations": sum(counts) / tests, "largest": max(counts)}
 
 
+@torch.no_grad()
+def exited(operator: pn.operators.InContextOperator, *, tests: int) -> list[Row]:
+    """Mean number of layers that a tolerance takes with N pairs, and the divergence from the exact distribution."""
+    rows, layers = [], [0]
+    hooks = [block.register_forward_hook(lambda *_: layers.append(layers.pop() + 1)) for block in operator.across_modes]
+    for tolerance in (0.0, *TOLERANCES):
+        layers[0], divergence = 0, 0.0
+        for test in range(tests):
+            f, u = _test_pairs(Linear, test)
+            model = _predicted(operator, f[-1], f[:PAIRS], u[:PAIRS], tolerance=tolerance)
+            divergence += float(kl_divergence(_gaussian(*Linear.predictive(f[-1], f[:PAIRS], u[:PAIRS])), model)) / VALUES
+        rows.append({"tolerance": tolerance, "layers": layers[0] / tests, "KL": divergence / tests})
+    for hook in hooks:
+        hook.remove()
+    return rows
+
+
 def _test_pairs(family: type[Family], test: int) -> tuple[Tensor, Tensor]:
     """2N + 1 pairs of a test operator."""
     return family(stream_seed(test, "test operators")).coefficients(2 * PAIRS + 1, stream(test, "test pairs"))
 
 
-def _predicted(operator: pn.operators.InContextOperator, query: Tensor, f: Tensor, u: Tensor) -> MultivariateNormal:
+def _predicted(
+    operator: pn.operators.InContextOperator, query: Tensor, f: Tensor, u: Tensor, *, tolerance: float = 0.0
+) -> MultivariateNormal:
     """The operator's predictive distribution of a noisy output."""
     queries, inputs, outputs = (side.float()[:, None] for side in (query[None], f, u))
-    mean, root = operator.predictive(queries, inputs=inputs, outputs=outputs)
+    mean, root = operator.predictive(queries, inputs=inputs, outputs=outputs, tolerance=tolerance)
     root = root[0, 0].to(DOUBLE)
     return _gaussian(mean[0, 0].to(DOUBLE), root @ root.mT)
 

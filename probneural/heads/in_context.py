@@ -44,11 +44,12 @@ class InContext(Settings):
         mean = 1/k sum_j m_j,    covariance = 1/k sum_j (C_j + (m_j - mean) (m_j - mean)^T).
 
     The standard error of the mean falls like k^(-1/2). With a tolerance, a sample takes no further permutation once the L2 norm
-    of this error is at most the tolerance times that of the predicted standard deviation.
+    of this error is at most the tolerance times that of the predicted standard deviation. By the same rule a sample exits at
+    the first layer that changes its mean by no more than that.
 
     Args:
         permutations: Maximum number of permutations k; more than 1 requires an ordered operator.
-        tolerance: Relative tolerance, dimensionless; None for exactly `permutations` of them.
+        tolerance: Relative tolerance, dimensionless; None for exactly `permutations` of them, and all layers.
         seed: Seed of the permutations.
 
     Raises:
@@ -194,7 +195,8 @@ class InContextPredictor(Predictor):
         rows, means, roots, used = torch.arange(len(queries), device=self.device), [], [], []
         for number in range(self.settings.permutations):
             order = torch.randperm(len(self.inputs), generator=generator) if number else torch.arange(len(self.inputs))
-            mean, root = self.operator.predictive(queries[rows], inputs=self.inputs[order], outputs=self.outputs[order])
+            pairs = {"inputs": self.inputs[order], "outputs": self.outputs[order]}
+            mean, root = self.operator.predictive(queries[rows], **pairs, tolerance=self.settings.tolerance or 0.0)
             if self.settings.permutations == 1:
                 return mean, root
             means.append(mean.new_zeros(len(queries), *mean.shape[1:]).index_copy(0, rows, mean))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -125,7 +125,7 @@ class InContextOperator(Operator):
 
         Returns:
             `(n, (2 + rank) c', *query)`: functions with the coefficients mean, log s, and the columns of V; means and columns
-            in physical units.
+            in physical units. In training, those of each layer, `(n, depth (2 + rank) c', *query)`.
 
         Raises:
             ShapeError: If the channels are no task.
@@ -151,8 +151,11 @@ class InContextOperator(Operator):
             for part, channels in ((inputs, self.in_channels), (outputs, self.out_channels))
         )
         counts = values[:, -1].flatten(1)[:, 0].round().long()
-        mean, columns, deviation = self._gaussian(f[:, None], inputs, outputs, counts)
-        parameters = torch.cat([mean, deviation.log(), columns.flatten(2, 3)], 2)[:, 0]
+        layers = [
+            torch.cat([mean, deviation.log(), columns.flatten(2, 3)], 2)[:, 0]
+            for mean, columns, deviation in self._by_layer(f[:, None], inputs, outputs, counts)
+        ]
+        parameters = torch.cat(layers if self.training else layers[-1:], 1)
         where = grid if query is None else query
         return (parameters @ self.basis(where, domain=grid).to(parameters)).unflatten(-1, where.shape)
 
@@ -161,6 +164,8 @@ class InContextOperator(Operator):
     ) -> Float[Tensor, ""]:
         """Mean negative log density of the targets' coefficients, a loss of `pn.fit`, in nats per coefficient.
 
+        In training it is averaged over layers, so that predictions may leave out the later ones.
+
         Args:
             predicted: Outputs of `forward`.
             target: Observed outputs, in physical units.
@@ -168,15 +173,15 @@ class InContextOperator(Operator):
         """
         predicted, target = self.coefficients(predicted, grid), self.coefficients(target, grid)
         scale = self.output_normalizer.scale.unflatten(0, (self.out_channels, -1))
-        mean, log_deviation, columns = predicted.split([self.out_channels] * 2 + [self.rank * self.out_channels], 1)
+        values = _kept(target / scale)
+        mean, log_deviation, columns = predicted.unflatten(1, (-1, 2 + self.rank, self.out_channels)).tensor_split([1, 2], 2)
         normal = LowRankMultivariateNormal(
-            _kept(mean / scale),
-            _kept(columns.unflatten(1, (self.rank, -1)) / scale).mT,
-            _kept(log_deviation - scale.log()).mul(2.0).exp(),
+            _kept(mean[:, :, 0] / scale),
+            _kept(columns / scale).mT,
+            _kept(log_deviation[:, :, 0] - scale.log()).mul(2.0).exp(),
             validate_args=False,
         )
-        values = _kept(target / scale)
-        return _kept(scale.log()).mean() - normal.log_prob(values).mean() / values.shape[-1]
+        return _kept(scale.log()).mean() - normal.log_prob(values[:, None]).mean() / values.shape[-1]
 
     @torch.no_grad()
     def fit_normalizers(self, *train: Dataset) -> None:
@@ -212,25 +217,49 @@ class InContextOperator(Operator):
         return (norms * torch.stack([phases.cos(), phases.sin()], 1)).flatten(0, 1)
 
     def predictive(
-        self, queries: Float[Tensor, "q c F"], *, inputs: Float[Tensor, "n c F"], outputs: Float[Tensor, "n c2 F"]
+        self,
+        queries: Float[Tensor, "q c F"],
+        *,
+        inputs: Float[Tensor, "n c F"],
+        outputs: Float[Tensor, "n c2 F"],
+        tolerance: float = 0.0,
     ) -> tuple[Float[Tensor, "q c2 F"], Float[Tensor, "q c2 F k"]]:
         """Predict from one context.
+
+        A query exits at the first layer whose mean differs from that of the layer before by at most `tolerance` times the
+        predicted standard deviation, in the L2 norm.
 
         Args:
             queries: Coefficients of q inputs, in physical units.
             inputs: Coefficients of the inputs of n pairs.
             outputs: Coefficients of their outputs.
+            tolerance: Relative tolerance of an early exit, dimensionless; 0 for all layers.
 
         Returns:
             Means, and roots (V, diag(s)) of the covariances, in physical units.
         """
         counts = torch.tensor([len(inputs)], device=queries.device)
-        mean, columns, deviation = (part[0] for part in self._gaussian(queries[None], inputs[None], outputs[None], counts))
-        diagonal = deviation.flatten(1).diag_embed().unflatten(1, deviation.shape[1:])
-        return mean, torch.cat([columns.movedim(1, -1), diagonal], -1)
+        is_done = torch.zeros(len(queries), dtype=torch.bool, device=queries.device)
+        for layer, parts in enumerate(self._by_layer(queries[None], inputs[None], outputs[None], counts)):
+            new_mean, columns, deviation = (part[0] for part in parts)
+            diagonal = deviation.flatten(1).diag_embed().unflatten(1, deviation.shape[1:])
+            new_root = torch.cat([columns.movedim(1, -1), diagonal], -1)
+            if not layer:
+                mean, root = new_mean, new_root
+                continue
+            # |m_l - m_(l - 1)|^2 <= tolerance^2 tr C_l
+            is_last = (new_mean - mean).square().sum((1, 2)) <= tolerance**2 * new_root.square().sum((1, 2, 3))
+            mean = torch.where(is_done[:, None, None], mean, new_mean)
+            root = torch.where(is_done[:, None, None, None], root, new_root)
+            is_done = is_done | is_last
+            if tolerance and bool(is_done.all()):
+                break
+        return mean, root
 
-    def _gaussian(self, queries: Tensor, inputs: Tensor, outputs: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Predict q queries in each of b contexts, of which the first `counts` pairs count.
+    def _by_layer(
+        self, queries: Tensor, inputs: Tensor, outputs: Tensor, counts: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Predict q queries in each of b contexts, of which the first `counts` pairs count, after each layer.
 
         Args:
             queries: Coefficients, `(b, q, c, F)`.
@@ -238,7 +267,7 @@ class InContextOperator(Operator):
             outputs: Coefficients of their outputs, `(b, n, c', F)`.
             counts: Size of each context, `(b,)`.
 
-        Returns:
+        Yields:
             Means `(b, q, c', F)`, columns of V `(b, q, rank, c', F)`, and deviations s `(b, q, c', F)`.
         """
         f = _dimensionless(queries, self.input_normalizer)
@@ -263,8 +292,12 @@ class InContextOperator(Operator):
             states = across_pairs(rows, rows[:, context], log_weights).unflatten(0, (batch, modes)).transpose(1, 2)
             rows = states.flatten(0, 1)
             states = across_modes(rows, rows).unflatten(0, (batch, -1))
+            yield self._moments(states[:, count + 1 :], f)
+
+    def _moments(self, states: Float[Tensor, "b q modes width"], f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Means, columns of V and deviations from the states of queries."""
         # per query and mode: log s, and rows (A, a), (B_j, b_j) of maps of (f_k, 1)
-        log_deviation, maps = self.readout(normalised(states[:, count + 1 :])).tensor_split([2 * self.out_channels], -1)
+        log_deviation, maps = self.readout(normalised(states)).tensor_split([2 * self.out_channels], -1)
         maps = maps.unflatten(-1, (1 + self.rank, 2 * self.out_channels, -1))
         moments = (maps[..., :-1] @ f[..., None, :, None])[..., 0] + maps[..., -1]
         log_deviation = _LARGEST_LOG * (log_deviation / _LARGEST_LOG).tanh()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -100,6 +101,34 @@ def test_the_loss_is_the_density_of_the_predictive_distribution() -> None:
         exact = MultivariateNormal(mean[0][:, keep].flatten(), root @ root.mT)
         densities.append(exact.log_prob(u[index][:, keep].flatten()) / 10)
     torch.testing.assert_close(loss, -torch.stack(densities).mean(), rtol=1e-9, atol=1e-9)
+
+
+def test_training_has_the_loss_of_every_layer_and_predictions_exit_early() -> None:
+    """A query exits by itself, at the first layer that changes its mean by no more than the tolerance."""
+    network, grid = operator(depth=4), Grid.uniform(8)
+    values, target = torch.cat([smooth(grid, channels=3), torch.ones(2, 1, 8)], 1), smooth(grid, channels=1, name="target")
+    query, context = coefficients(5, seed="q"), {"inputs": coefficients(3), "outputs": coefficients(3, seed="u")}
+    layers, losses = [], []
+    for depth in range(1, 5):
+        part = operator(depth=depth).eval()
+        part.load_state_dict({name: value for name, value in network.state_dict().items() if name in part.state_dict()})
+        losses.append(part.negative_log_density(part(values), target, grid))
+        layers.append(part.predictive(query, **context))
+    torch.testing.assert_close(network.negative_log_density(network(values), target, grid), torch.stack(losses).mean())
+    changes = torch.stack(
+        [
+            ((new - old).square().sum((1, 2)) / root.square().sum((1, 2, 3))).sqrt()
+            for (old, _), (new, root) in itertools.pairwise(layers)
+        ]
+    )
+    tolerance = float(changes[:2].median())
+    exits = [next((int(layer) + 1 for layer in (column <= tolerance).nonzero()), 3) for column in changes.mT]
+    assert len({*exits}) > 1
+    mean, root = network.predictive(query, **context, tolerance=tolerance)
+    for row, layer in enumerate(exits):
+        torch.testing.assert_close(mean[row], layers[layer][0][row], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(root[row], layers[layer][1][row], rtol=1e-12, atol=1e-12)
+    assert torch.equal(network.predictive(query, **context)[0], layers[-1][0])
 
 
 def test_tasks_have_contexts_of_all_sizes_of_one_operator() -> None:
