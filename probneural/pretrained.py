@@ -6,13 +6,15 @@ import importlib
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from probneural.checks import check_path, check_text, optional
 from probneural.errors import FileError
+
+Model = TypeVar("Model", bound="Pretrained")
 
 MODEL = "model.safetensors"
 """Name of the file of the model."""
@@ -74,14 +76,14 @@ class Pretrained:
 
     @classmethod
     def from_pretrained(
-        cls,
+        cls: type[Model],
         repo_id: str | os.PathLike[str],
         *,
         revision: str | None = None,
         token: str | None = None,
         device: torch.device | str = "cpu",
         operator: nn.Module | Sequence[nn.Module] | None = None,
-    ) -> Self:
+    ) -> Model:
         """Load a model of this class; a base class, such as `Predictor`, loads all of its subclasses.
 
         Nothing of the repository is run: the file is compared with a schema, as by `pn.load`.

@@ -203,7 +203,7 @@ class AttentionBlock(nn.Module):
         return f"{self.width}, heads={self.heads}"
 
 
-def normalised(states: Float[Tensor, "n q width"]) -> Float[Tensor, "n q width"]:
+def normalised(states: Float[Tensor, "*n q width"]) -> Float[Tensor, "*n q width"]:
     """N h: every state with mean 0 and variance 1.
 
     PyTorch's fused operation has wrong third derivatives, of constant mean and variance: `plain_operations` avoids it.
