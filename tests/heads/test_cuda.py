@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from tests.heads.cases import ALL_HEADS, HEADS, OPERATORS, fitted, operator_case, parameters
+from tests.heads.cases import ALL_HEADS, HEADS, OPERATORS, fitted, operator_case, operators_of, parameters
 from tests.heads.test_rollouts import check
 from tests.helpers import accelerator
 
@@ -39,6 +39,6 @@ def test_agrees_with_the_cpu(head: str, operator: str, data_device: str) -> None
 @pytest.mark.parametrize("head", ALL_HEADS)
 @pytest.mark.parametrize("draws", ["trajectory", pytest.param("step", marks=pytest.mark.slow)])
 def test_rolls_out(head: str, draws: str) -> None:
-    case = operator_case("fno-1d")
+    case = operator_case(operators_of(head)[0])
     predictor = ALL_HEADS[head].fit(copy.deepcopy(case.operator).to(accelerator()), case.data)
     check(predictor, case.inputs.to(accelerator()), draws)
