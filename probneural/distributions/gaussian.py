@@ -356,13 +356,10 @@ class GaussianField(FieldDistribution):
         matrix, flat = observed.dense().to(torch.float64).flatten(0, 2), residual.flatten()
         if noise is not None:
             update = condition_noisily(matrix, flat, noise.flatten())
-        elif flat.shape[0] > self.latent.rank:
-            raise ConstraintError(
-                expected=f"at most {self.latent.rank} exact observations, the rank of the latent",
-                got=str(flat.shape[0]),
-                remedy="give noise > 0; or use constrain for one constraint per sample",
-            )
         else:
+            count, remedy = flat.shape[0], "give noise > 0; or use constrain for one constraint per sample"
+            name = "number of exact observations, up to the rank of the latent"
+            checks.check_integer(count, name, least=0, most=self.latent.rank, remedy=remedy, error=ConstraintError)
             update = condition_exactly(matrix, flat, rounding=rounding.flatten(), dtype=self._precision)
         _check_update(update)
         return update

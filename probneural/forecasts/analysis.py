@@ -82,13 +82,8 @@ class FunctionMembers:
         """
         function = check_function(step, inputs)
         check_field(start, "start")
-        if initial is None:
-            raise ArgumentError(
-                expected="an initial distribution, where the step is a function",
-                got="none, so that all members would be equal",
-                remedy="give initial=, a distribution of the states at lead 0",
-            )
-        checks.check_instance(initial, FieldDistribution, "initial", remedy="give a distribution over the states at lead 0")
+        remedy = "a step that is a function needs a distribution over the states at lead 0: else all members would be equal"
+        checks.check_instance(initial, FieldDistribution, "initial", remedy=remedy, error=ArgumentError)
         check_same_grid(initial.grid, start.grid, "an initial distribution", remedy="predict on that grid")
         check_values(initial.mean, tuple(start.values.shape), "the mean of initial")
         return cls(function=function, start=start.detached(), initial=initial, count=members, seed=check_seed(seed))
@@ -233,12 +228,7 @@ def taper(grid: Grid, radius: float) -> Float64[Tensor, "p p"]:
     """
     radius = checks.check_positive(radius, "localisation")
     shortest = min((axis.length for axis in check_grid(grid).axes if axis.periodic), default=float("inf"))
-    if radius > 0.5 * shortest * (1.0 + 1e-12):
-        raise ArgumentError(
-            expected=f"a localisation of at most {0.5 * shortest:g}, half of the shortest periodic axis",
-            got=f"{radius:g}",
-            remedy="choose a shorter distance, or localisation=None for none",
-        )
+    checks.check_real(radius, "localisation, half of the shortest periodic axis", most=0.5 * shortest * (1.0 + 1e-12))
     remedy = "assimilate on a coarser grid, or without localisation and with more members"
     checks.check_integer(grid.size, "size of a grid to localise on", most=_LARGEST, remedy=remedy, error=GridError)
     return _taper(grid, radius)

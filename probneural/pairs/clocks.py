@@ -296,7 +296,7 @@ def _blocks(
     shares[largest] += count - sum(shares)
     if shares[largest] < 1:
         raise ArgumentError(
-            expected=f"{least} times or more, one block for each part", got=f"{length} times", remedy="give more data"
+            expected=f"{least} times or more, one block for each part", got=str(length), remedy="give more data"
         )
     dealt = torch.randperm(count, generator=generator, device="cpu")
     block = rank * count // length

@@ -139,10 +139,8 @@ def fit(
         first, second = _split(sets, validation, plan.seed)
     else:
         first, second = sets, [_check_watched(validation, sets).detached()]
-    if options.early_stopping is not None and not second:
-        raise ArgumentError(
-            expected="a validation split for early stopping to watch", got=f"validation={validation}", remedy="raise it"
-        )
+    least, things = int(options.early_stopping is not None), "validation sets for early stopping to watch"
+    checks.check_least(len(second), least, things, remedy="raise validation", error=ArgumentError)
     checkpoint = cast("Checkpoint | None", running.checkpoint)
     names = "" if checkpoint is None else hashlib.sha256("".join(source.fingerprint for source in sets).encode()).hexdigest()
     state = Run(operator, train=first, validation=second, data_fingerprint=names, plan=plan, data=reading)
@@ -259,12 +257,7 @@ def _split(sets: Sequence[Dataset], fraction: float, seed: int) -> tuple[list[Da
     has_labels = any(data.outputs.channels for data in sets)
     for data in sets:
         count = round(fraction * len(data)) if data.outputs.channels or not has_labels else 0
-        if count == len(data):
-            raise ArgumentError(
-                expected="a validation fraction that leaves pairs to train on",
-                got=f"validation={fraction} of {len(data)} pairs",
-                remedy="lower it, or give more data",
-            )
+        checks.check_least(len(data) - count, 1, "pairs beside those for validation", remedy="lower it", error=ArgumentError)
         if count == 0:
             first.append(data)
             continue
@@ -295,12 +288,8 @@ def _split_series(data: Dataset, clock: WindowClock, fraction: float) -> tuple[D
     """Take the latest rows off a series in time, without those that share a state with earlier rows."""
     count = round(fraction * len(data))
     trained, watched = split_in_time(clock, [len(data) - count, count], by="time")
-    if not len(watched):
-        raise ArgumentError(
-            expected="a validation part of later rows that share no state with the training part",
-            got=f"validation={fraction} of {len(data)} pairs of one series in time",
-            remedy="raise it, or give validation=0 to train on all",
-        )
+    things, remedy = "later pairs to validate that share no state with training", "raise validation, or give 0 to train on all"
+    checks.check_least(len(watched), 1, things, remedy=remedy, error=ArgumentError)
     return data.subset(trained.sort().values), data.subset(watched.sort().values)
 
 

@@ -240,7 +240,7 @@ class TestManyExactObservations:
     def test_more_than_the_rank_are_refused(self) -> None:
         field = smooth_field(66, 65)
         total = integral(field.grid)
-        with pytest.raises(ConstraintError, match=r"at most 65 exact observations.* got 66.* use constrain"):
+        with pytest.raises(ConstraintError, match=r"from 0 to 65 as number of exact observations.* got 66.* use constrain"):
             field.condition(total, total(field.mean))
         assert (total(field.constrain(total, total(field.mean) + 1.0).mean) - total(field.mean) - 1).abs().max() <= 1e-10
 

@@ -292,7 +292,7 @@ def test_bad_settings_and_observations_are_refused() -> None:
     with pytest.raises(DataError):
         Observation(FUNCTIONAL, values * math.nan, lead=1, noise=1.0)
     run = EnsembleKalmanFilter(4).assimilate
-    with pytest.raises(ArgumentError, match="an initial distribution"):
+    with pytest.raises(ArgumentError, match="distribution over the states at lead 0"):
         run(lambda v: v, START, observations=OBSERVATIONS, steps=4)
     with pytest.raises(ArgumentError, match="roll out further"):
         run(lambda v: v, START, observations=OBSERVATIONS, steps=3, initial=spanning(6))

@@ -259,7 +259,7 @@ def test_of_one_series_the_latest_pairs_are_watched() -> None:
     ]
     assert losses(histories[0]) == losses(histories[1])
     steps = FieldPairs(pairs.inputs, pairs.outputs, clock=WindowClock(torch.arange(20.0)[:, None] + torch.tensor([0.0, 1.0])))
-    with pytest.raises(ArgumentError, match="share no state with the training part"):
+    with pytest.raises(ArgumentError, match="share no state with training"):
         fit(built("FNO"), steps, data=DataOptions(validation=0.05), epochs=1, show_progress=False)
     fit(built("FNO"), steps, data=DataOptions(validation=0.1), epochs=1, show_progress=False)
 
@@ -574,7 +574,7 @@ def test_unusable_arguments_are_refused() -> None:
         fit(module, torch.zeros(4, 1, 16))  # type: ignore[arg-type]
     with pytest.raises(DataError, match="2 or more training pairs; got 1"):
         fit(module, data(1))
-    with pytest.raises(ArgumentError, match="leaves pairs to train on; got validation=0.9 of 4 pairs"):
+    with pytest.raises(ArgumentError, match="pairs beside those for validation; got 0; lower it"):
         fit(module, data(4), data=DataOptions(validation=0.9))
     windows = FieldPairs(data().inputs, data().outputs, groups=torch.zeros(20, dtype=torch.int64))
     with pytest.raises(
