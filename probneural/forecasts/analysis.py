@@ -83,7 +83,7 @@ class FunctionMembers:
         function = check_function(step, inputs)
         check_field(start, "start")
         remedy = "a step that is a function needs a distribution over the states at lead 0: else all members would be equal"
-        checks.check_instance(initial, FieldDistribution, "initial", remedy=remedy, error=ArgumentError)
+        initial = checks.check_instance(initial, FieldDistribution, "initial", remedy=remedy, error=ArgumentError)
         check_same_grid(initial.grid, start.grid, "an initial distribution", remedy="predict on that grid")
         check_values(initial.mean, tuple(start.values.shape), "the mean of initial")
         return cls(function=function, start=start.detached(), initial=initial, count=members, seed=check_seed(seed))
