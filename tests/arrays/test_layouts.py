@@ -81,7 +81,7 @@ def test_descriptions_that_are_none(axes: str) -> None:
 def test_layouts_that_do_not_fit() -> None:
     with pytest.raises(ShapeError, match=r'4 axes of a \(3, 4, 5\), as in axes="n c x y"'):
         Layout(("n", "c", "x", "y")).check((3, 4, 5), "a")
-    with pytest.raises(ShapeError, match="length 1 of axis 1"):
+    with pytest.raises(ShapeError, match="1 as length of axis 1"):
         Layout(("n", "-", "x")).check((3, 4, 5), "a")
     with pytest.raises(ArgumentError, match="samples and without times"):
         Field.from_numpy(VALUES, axes="n t x c", periodic=True)
