@@ -71,7 +71,7 @@ class InContextOperator(Operator):
         equation problems. Deviations: states of Fourier modes, sums of products, Gaussian outputs.
 
     Examples:
-        >>> operator = InContextOperator(1, 1, modes=(4,), seed=0)
+        >>> operator = InContextOperator(1, 1, modes=(4,), seed=0).eval()
         >>> operator(torch.zeros(2, 1 + 3 * 2 + 1, 16)).shape  # a query, 3 pairs and the size of the context
         torch.Size([2, 4, 16])
     """
