@@ -226,7 +226,7 @@ class InContextOperator(Operator):
     ) -> tuple[Float[Tensor, "q c2 F"], Float[Tensor, "q c2 F k"]]:
         """Predict from one context.
 
-        A query exits at the first layer whose mean differs from that of the layer before by at most `tolerance` times the
+        A query exits at the first layer whose mean differs from that of the layer before by less than `tolerance` times the
         predicted standard deviation, in the L2 norm.
 
         Args:
@@ -247,8 +247,8 @@ class InContextOperator(Operator):
             if not layer:
                 mean, root = new_mean, new_root
                 continue
-            # |m_l - m_(l - 1)|^2 <= tolerance^2 tr C_l
-            is_last = (new_mean - mean).square().sum((1, 2)) <= tolerance**2 * new_root.square().sum((1, 2, 3))
+            # |m_l - m_(l - 1)|^2 < tolerance^2 tr C_l
+            is_last = (new_mean - mean).square().sum((1, 2)) < tolerance**2 * new_root.square().sum((1, 2, 3))
             mean = torch.where(is_done[:, None, None], mean, new_mean)
             root = torch.where(is_done[:, None, None, None], root, new_root)
             is_done = is_done | is_last
